@@ -1,0 +1,1 @@
+"""Tests of interlace: pure tests first, then processes on one host, then devices."""

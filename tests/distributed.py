@@ -298,20 +298,26 @@ def _remember(rank: int, world_size: int) -> None:
 
 
 def _release(rank: int, world_size: int) -> list[str]:
-    """Tears down what a test module left, interlace first, then all groups but the default; lists what remains."""
+    """At the end of a test module: gives back what it left to the groups, and lists what remains."""
+    import torch.distributed as dist
+
+    _destroy_groups()
+    dist.barrier()
+    return _first[0].new_in(Snapshot())
+
+
+def _destroy_groups() -> None:
+    """The state of interlace first, then every group but the default one, in the order in which they were made."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
     interlace = sys.modules.get("interlace")
-    groups = [g for g in list(distributed_c10d._world.pg_map) if g is not dist.group.WORLD]
-    for group in [*groups, dist.group.WORLD]:
+    _subgroups.clear()
+    for group in list(distributed_c10d._world.pg_map):
         if interlace is not None:
             interlace.destroy(group)
         if group is not dist.group.WORLD:
             dist.destroy_process_group(group)
-    _subgroups.clear()
-    dist.barrier()
-    return _first[0].new_in(Snapshot())
 
 
 def _worker_main(config: dict[str, Any]) -> None:

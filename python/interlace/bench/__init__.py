@@ -1,0 +1,23 @@
+"""Timing shared by `interlace demo` and the scripts in benchmarks/: ranks, cores, paired runs, tables."""
+
+from interlace.bench.cores import Placement, place, whole_machine
+from interlace.bench.group import join, leave
+from interlace.bench.launch import launch
+from interlace.bench.machine import describe, one_line
+from interlace.bench.paired import measure
+from interlace.bench.summary import Run, Summary, Timings
+
+__all__ = [
+    "Placement",
+    "Run",
+    "Summary",
+    "Timings",
+    "describe",
+    "join",
+    "launch",
+    "leave",
+    "measure",
+    "one_line",
+    "place",
+    "whole_machine",
+]

@@ -1,0 +1,88 @@
+"""Interleaved timing of several variants of the same work on all ranks of a group."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch.distributed as dist
+from interlace.bench.summary import Run, Timings, combine, order
+
+__all__ = ["RunDelay", "measure"]
+
+
+class RunDelay:
+    """Seconds the calling thread has been runnable without a core, from /proc/thread-self/schedstat; 0 elsewhere."""
+
+    def __init__(self) -> None:
+        try:
+            self._file = Path("/proc/thread-self/schedstat").open("rb", buffering=0)  # noqa: SIM115
+        except OSError:
+            self._file = None
+
+    def read(self) -> float:
+        if self._file is None:
+            return 0.0
+        self._file.seek(0)
+        return int(self._file.read().split()[1]) * 1e-9
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def measure(
+    variants: Mapping[str, Callable[[], object]],
+    *,
+    iterations: int,
+    warmup: int = 2,
+    seed: int = 0,
+    barrier: Callable[[], None] = dist.barrier,
+    progress: Callable[[], None] | None = None,
+) -> Timings:
+    """Time every variant once per iteration, in an order drawn from `seed`, with a barrier before each.
+
+    Collective: every rank passes the same names, iterations and seed. Calls `progress` after each iteration. The
+    garbage collector is off meanwhile, so that no variant pays for another's litter. ValueError without variants.
+    """
+    if not variants or iterations < 1:
+        raise ValueError(
+            f"measure: {len(variants)} variants, {iterations} iterations; need at least one of each"
+        )
+    names = list(variants)
+    for _ in range(warmup):
+        for name in names:
+            barrier()
+            variants[name]()
+    runs: dict[str, list[Run]] = {name: [] for name in names}
+    delay = RunDelay()
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for iteration in range(iterations):
+            for index in order(seed, iteration, len(names)):
+                call = variants[names[index]]
+                barrier()
+                waited = delay.read()
+                begin = time.perf_counter()
+                call()
+                seconds = time.perf_counter() - begin
+                runs[names[index]].append(Run(seconds, delay.read() - waited))
+            if progress is not None:
+                progress()
+    finally:
+        delay.close()
+        if collecting:
+            gc.enable()
+    return combine(_all_ranks(runs))
+
+
+def _all_ranks(runs: dict[str, list[Run]]) -> list[dict[str, list[Run]]]:
+    if not dist.is_initialized():
+        return [runs]
+    gathered: list[dict[str, list[Run]] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, runs)
+    return [part for part in gathered if part is not None]

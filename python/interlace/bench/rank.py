@@ -1,0 +1,49 @@
+"""One rank of a self-started run: `python -m interlace.bench.rank TARGET PLACE SETTINGS`, called by `launch`."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Callable, Mapping
+
+from interlace.bench.group import join, leave
+
+__all__ = ["main"]
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main(arguments: list[str]) -> int:
+    """Join the process group, call the target with the settings, leave; the exit status is the target's."""
+    target, place, settings = arguments
+    where = json.loads(place)
+    _die_with(where["parent"])
+    function = _resolve(target)
+    join(where)
+    try:
+        return int(function(json.loads(settings)) or 0)
+    finally:
+        leave()
+
+
+def _resolve(target: str) -> Callable[[Mapping[str, object]], int | None]:
+    module, _, name = target.rpartition(":")
+    if module.endswith(".py"):
+        return runpy.run_path(module)[name]
+    return getattr(importlib.import_module(module), name)
+
+
+def _die_with(parent: int) -> None:
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

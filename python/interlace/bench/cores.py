@@ -72,7 +72,7 @@ def place(rank: int, world_size: int) -> Placement:
 
 @contextmanager
 def whole_machine(placement: Placement) -> Iterator[None]:
-    """Inside, the calling rank uses the cores of all ranks, one torch thread each: the unsplit model's turn."""
+    """Inside, the calling rank uses the cores of all ranks, a torch thread each: the unsplit model's turn."""
     threads = torch.get_num_threads()
     if placement.core is not None:
         os.sched_setaffinity(0, set(placement.cores))

@@ -20,13 +20,15 @@ CTRL_C = 130  # what a shell reports for a command that SIGINT ended
 def launch(target: str, settings: Mapping[str, object], ranks: int) -> int:
     """Run `target` on `ranks` new processes with a process group over loopback; return the exit status.
 
-    target: "package.module:function" or "path/to/script.py:function", called as function(settings) on every rank.
-    settings: what JSON can carry. The status is 0, that of the first rank that failed, or 130 after Ctrl-C. When one
-    rank fails the others are ended; when this process dies, even by SIGKILL, the kernel ends them (Linux).
+    target: "package.module:function" or "path/to/script.py:function", called as function(settings) on every
+    rank. settings: what JSON can carry. The status is 0, that of the first rank that failed, or 130 after
+    Ctrl-C. When one rank fails the others are ended; when this process dies, even by SIGKILL, the kernel ends
+    them (Linux).
     """
     if ranks < 1:
         raise ValueError(f"launch: ranks={ranks}; need at least 1")
-    # the store listens on a socket that is bound here and handed down: no other program can take the port in between
+    # the store listens on a socket that is bound here and handed down: no other program can take the port in
+    # between
     with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
         children = [_start(target, settings, rank, ranks, server) for rank in range(ranks)]
     ended: queue.Queue[tuple[int, int]] = queue.Queue()

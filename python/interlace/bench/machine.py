@@ -51,7 +51,7 @@ def _load() -> float | None:
 
 
 def flag_latency() -> float | None:
-    """One-way seconds of a flag between two ranks, as measured when the group was set up; None when it was not."""
+    """One-way seconds of a flag between two ranks, measured at group set-up; None when not measured."""
     import interlace
 
     probe = getattr(interlace, "flag_latency", None)

@@ -14,7 +14,7 @@ __all__ = ["RunDelay", "measure"]
 
 
 class RunDelay:
-    """Seconds the calling thread has been runnable without a core, from /proc/thread-self/schedstat; 0 elsewhere."""
+    """Seconds the thread was runnable without a core, from /proc/thread-self/schedstat; 0 elsewhere."""
 
     def __init__(self) -> None:
         try:
@@ -44,8 +44,9 @@ def measure(
 ) -> Timings:
     """Time every variant once per iteration, in an order drawn from `seed`, with a barrier before each.
 
-    Collective: every rank passes the same names, iterations and seed. Calls `progress` after each iteration. The
-    garbage collector is off meanwhile, so that no variant pays for another's litter. ValueError without variants.
+    Collective: every rank passes the same names, iterations and seed. Calls `progress` after each iteration.
+    The garbage collector is off meanwhile, so that no variant pays for another's litter. ValueError without
+    variants.
     """
     if not variants or iterations < 1:
         raise ValueError(

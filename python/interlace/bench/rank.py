@@ -1,4 +1,4 @@
-"""One rank of a self-started run: `python -m interlace.bench.rank TARGET PLACE SETTINGS`, called by `launch`."""
+"""One rank of a self-started run: `python -m interlace.bench.rank TARGET PLACE SETTINGS`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Arithmetic of paired timings: which iterations count, medians, ratios and differences. Pure, no torch.
 
-One iteration runs every variant once, so that two variants of one iteration met the same machine. Its time is the
-maximum over ranks: a collective is done when the last rank is.
+One iteration runs every variant once, so that two variants of one iteration met the same machine. Its time is
+the maximum over ranks: a collective is done when the last rank is.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Summary:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of the sorted values lie, linear between neighbours; ValueError when empty."""
+    """The value below which `share` of the values lie, linear between neighbours; ValueError when empty."""
     if not values:
         raise ValueError("percentile: no values; measure at least one iteration")
     ordered = sorted(values)
@@ -54,7 +54,8 @@ def percentile(values: Sequence[float], share: float) -> float:
 def order(seed: int, iteration: int, count: int) -> list[int]:
     """The order of the variants in one iteration: the same on every rank, another one each iteration.
 
-    A fixed order lets one variant always pay for the cache its predecessor leaves; that alone moves ratios by 10 %.
+    A fixed order lets one variant always pay for the cache its predecessor leaves; that alone moves ratios by
+    10 %.
     """
     indices = list(range(count))
     random.Random(seed * 1_000_003 + iteration).shuffle(indices)
@@ -62,7 +63,7 @@ def order(seed: int, iteration: int, count: int) -> list[int]:
 
 
 def combine(by_rank: Sequence[Mapping[str, Sequence[Run]]]) -> Timings:
-    """Timings of all ranks -> one: per variant and iteration the slowest rank, and the longest delay of any rank."""
+    """Runs of all ranks -> one: per variant and iteration the slowest rank, the longest delay of any rank."""
     if not by_rank:
         raise ValueError("combine: no ranks; pass the runs of at least one rank")
     names = list(by_rank[0])
@@ -93,7 +94,7 @@ class Timings:
         return quiet if len(quiet) >= min(FEWEST_KEPT, count) else list(range(count))
 
     def summary(self, name: str) -> Summary:
-        """Median, p20 and p95 of the undisturbed iterations of one variant, or of all when fewer than five are."""
+        """Median, p20, p95 of the undisturbed iterations of one variant; of all when fewer than five are."""
         kept = self._kept(name)
         seconds = [self.runs[name][i].seconds for i in kept]
         quiet = sum(not run.preempted for run in self.runs[name])

@@ -25,7 +25,7 @@ function(interlace_kernel_library name archs)
   set_target_properties(${name} PROPERTIES CUDA_ARCHITECTURES "${archs}")
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR}/csrc)
   target_compile_options(${name} PRIVATE
-    $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 -O3 -lineinfo --expt-relaxed-constexpr -Xptxas=-warn-spills,-warn-lmem-usage -Wno-deprecated-gpu-targets>)
+    -std=c++20 -O3 -lineinfo --expt-relaxed-constexpr -Xptxas=-warn-spills,-warn-lmem-usage -Wno-deprecated-gpu-targets)
   set(_kernel_libraries ${_kernel_libraries} ${name} PARENT_SCOPE)
 endfunction()
 

@@ -1,0 +1,57 @@
+"""How gradients hang under the ops: kernels of the dispatcher's Autograd key, written with autograd.Function.
+
+Going through the Autograd key (not calling the Function from user code) keeps one op in the graph, so torch.compile,
+selective checkpointing and profilers see `interlace::gemm_all_reduce` and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, _C
+
+__all__ = ["below_autograd", "register", "requires_grad", "will_need"]
+
+_LIB = torch.library.Library("interlace", "IMPL")
+
+
+def below_autograd(op: torch._ops.OpOverload, keyset: Any, *args: Any) -> Any:
+    """Call the op's own kernel, under the Autograd key."""
+    with _C._AutoDispatchBelowAutograd():
+        return op.redispatch(keyset & _C._after_autograd_keyset, *args)
+
+
+def requires_grad(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def register(name: str, kernel: Callable[..., Any]) -> None:
+    """Make `kernel(keyset, *op arguments)` the op's kernel for the Autograd key."""
+    _LIB.impl(name, kernel, "Autograd", with_keyset=True)
+
+
+def will_need(ctx: Any, tensors: Sequence[Tensor | None]) -> list[bool]:
+    """For the Function's tensor inputs, in order: will this run of the engine use the gradient?
+
+    Pipelines with zero-bubble schedules ask for input gradients and weight gradients in two runs; needs_input_grad
+    says yes to both in both, and each collective would run twice. The engine itself knows better.
+    """
+    edges = iter(ctx.next_functions)
+    needed = []
+    for tensor in tensors:
+        if tensor is None:
+            needed.append(False)
+            continue
+        node = next(edges)[0]
+        needed.append(node is not None and _engine_runs(node))
+    return needed
+
+
+def _engine_runs(node: Any) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:
+        # a leaf captured by autograd.grad, or a call outside the engine (compiled autograd): the gradient is wanted
+        return True

@@ -1,0 +1,78 @@
+"""Argument checks of the public functions: on a mistake, tell the peers (they are inside the call), then raise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from .. import symmetric_memory
+from ..groups import GroupInfo
+
+__all__ = ["check_dim", "check_product", "check_splits"]
+
+
+def refuse(info: GroupInfo, error: type[Exception], text: str) -> NoReturn:
+    """Raise `error`; peers that make this call with good arguments raise CollectiveAborted with the same text."""
+    if info.world_size > 1 and not info.fallback:
+        symmetric_memory.refuse(info.name, f"{error.__name__}: {text}")
+    raise error(text)
+
+
+def check_dim(op: str, what: str, dim: int, ndim: int, info: GroupInfo) -> None:
+    if not -ndim <= dim < ndim:
+        refuse(info, ValueError, f"{op}: {what}={dim} is out of range for a tensor of {ndim} dims")
+
+
+def check_product(
+    op: str, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], info: GroupInfo
+) -> None:
+    """x [.., K], weights [N_i, K], biases [N_i] or None, one dtype (autocast casts) and one device."""
+    if x.dim() < 1:
+        refuse(info, ValueError, f"{op}: x is a scalar; expected [.., K]")
+    if len(biases) != len(weights):
+        refuse(info, ValueError, f"{op}: {len(weights)} weights but {len(biases)} biases; give None where there is none")
+    autocast = torch.is_autocast_enabled(x.device.type)
+    for weight, bias in zip(weights, biases, strict=True):
+        if weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
+            refuse(
+                info,
+                ValueError,
+                f"{op}: x {list(x.shape)} needs a weight [N, {x.shape[-1]}], got {list(weight.shape)}",
+            )
+        if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
+            refuse(info, ValueError, f"{op}: expected a bias [{weight.shape[0]}], got {list(bias.shape)}")
+        for name, tensor in (("weight", weight), ("bias", bias)):
+            if tensor is None:
+                continue
+            if tensor.device.type != x.device.type:
+                refuse(info, ValueError, f"{op}: x is on {x.device}, {name} on {tensor.device}; move one of them")
+            if tensor.dtype != x.dtype and not autocast:
+                refuse(
+                    info,
+                    TypeError,
+                    f"{op}: x is {x.dtype}, {name} is {tensor.dtype}; cast one of them or use torch.autocast",
+                )
+    if not x.is_floating_point():
+        refuse(info, TypeError, f"{op}: x is {x.dtype}; expected float32, bfloat16, float16 or float64")
+
+
+def check_splits(
+    op: str, x: Tensor, outputs: Sequence[int] | None, inputs: Sequence[int] | None, info: GroupInfo
+) -> None:
+    if x.dim() < 1:
+        refuse(info, ValueError, f"{op}: x is a scalar; expected [S, ..]")
+    for name, sizes in (("output_split_sizes", outputs), ("input_split_sizes", inputs)):
+        if sizes is None:
+            if x.shape[0] % info.world_size:
+                refuse(
+                    info,
+                    ValueError,
+                    f"{op}: {x.shape[0]} rows do not divide by world_size={info.world_size}; give {name}",
+                )
+        elif len(sizes) != info.world_size or any(s < 0 for s in sizes):
+            refuse(info, ValueError, f"{op}: {name}={list(sizes)}; expected {info.world_size} sizes >= 0")
+    if inputs is not None and sum(inputs) != x.shape[0]:
+        refuse(info, ValueError, f"{op}: input_split_sizes={list(inputs)} add up to {sum(inputs)}, x has {x.shape[0]} rows")

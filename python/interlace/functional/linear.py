@@ -1,0 +1,128 @@
+"""Linear layers whose collective hides in the product: the public functions over the ops, with their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, _C
+
+from ..groups import Group, GroupInfo, resolve
+from ..ops import OPS
+from . import column, row  # noqa: F401  (register the gradients)
+from ._check import check_dim, check_product
+
+__all__ = ["all_gather_linear", "column_linear", "linear_all_reduce", "linear_reduce_scatter"]
+
+Biases = Sequence[Tensor | None]
+
+
+def _lists(
+    op: str, x: Tensor, weight: Tensor | Sequence[Tensor], bias: Tensor | Biases | None, info: GroupInfo
+) -> tuple[list[Tensor], list[Tensor | None]]:
+    if isinstance(weight, Tensor):
+        weights, biases = [weight], [bias]
+    else:
+        weights = list(weight)
+        biases = [None] * len(weights) if bias is None else list(bias)
+    check_product(op, x, weights, biases, info)
+    return weights, biases
+
+
+@overload
+def all_gather_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = ..., *, group: Group, gather_dim: int = ..., gather_size: int | None = ...
+) -> Tensor: ...
+@overload
+def all_gather_linear(
+    x: Tensor, weight: Sequence[Tensor], bias: Biases | None = ..., *, group: Group, gather_dim: int = ..., gather_size: int | None = ...
+) -> list[Tensor]: ...
+def all_gather_linear(
+    x: Tensor,
+    weight: Tensor | Sequence[Tensor],
+    bias: Tensor | Biases | None = None,
+    *,
+    group: Group,
+    gather_dim: int = 0,
+    gather_size: int | None = None,
+) -> Tensor | list[Tensor]:
+    """Gathers the shards of x along `gather_dim` while multiplying: Y = gather(X) W^T + b, for one or several W.
+
+    x [.., s_r, .., K], weight [N, K], bias [N] -> [.., sum s_r, .., N]; a list of weights (q, k, v) gives a list
+    from one gather. dX = reduce_scatter(sum dY W), dW = dY^T gather(X), db = sum dY. Saves the shard only; backward
+    gathers again for dW. gather_size: total length, needed by torch.compile when shards differ in length.
+    ValueError / TypeError for shapes, dims or dtypes that do not fit; CollectiveAborted when ranks disagree.
+    """
+    info = resolve(group)
+    weights, biases = _lists("all_gather_linear", x, weight, bias, info)
+    check_dim("all_gather_linear", "gather_dim", gather_dim, x.dim(), info)
+    if info.world_size == 1:
+        outs = [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
+    elif torch.is_grad_enabled():
+        outs = OPS.all_gather_gemm(x, weights, biases, gather_dim, info.name, False, gather_size)[1]
+    else:
+        with _C._AutoDispatchBelowAutograd():
+            outs = OPS.all_gather_gemm.default(x, weights, biases, gather_dim, info.name, False, gather_size)[1]
+    return outs[0] if isinstance(weight, Tensor) else outs
+
+
+@overload
+def column_linear(x: Tensor, weight: Tensor, bias: Tensor | None = ..., *, group: Group) -> Tensor: ...
+@overload
+def column_linear(
+    x: Tensor, weight: Sequence[Tensor], bias: Biases | None = ..., *, group: Group
+) -> list[Tensor]: ...
+def column_linear(
+    x: Tensor, weight: Tensor | Sequence[Tensor], bias: Tensor | Biases | None = None, *, group: Group
+) -> Tensor | list[Tensor]:
+    """Column-parallel product of a replicated input: forward is local, backward sums dX over the group once.
+
+    x [.., K] equal on all ranks, weight [N_r, K] -> [.., N_r]. dX = all_reduce(sum dY W), dW = dY^T X, db = sum dY.
+    """
+    info = resolve(group)
+    weights, biases = _lists("column_linear", x, weight, bias, info)
+    if info.world_size == 1:
+        outs = [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
+    elif torch.is_grad_enabled():
+        outs = OPS.column_gemm(x, weights, biases, info.name)
+    else:
+        with _C._AutoDispatchBelowAutograd():
+            outs = OPS.column_gemm.default(x, weights, biases, info.name)
+    return outs[0] if isinstance(weight, Tensor) else outs
+
+
+def linear_reduce_scatter(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, group: Group, scatter_dim: int = 0
+) -> Tensor:
+    """Row-parallel product whose partial sums are reduced while multiplying; each rank keeps its chunk.
+
+    x [.., S, .., K_r], weight [N, K_r] -> [.., S_r, .., N], cut along `scatter_dim` as torch.chunk does; the bias is
+    added once, after the sum. dX = gather(dY) W, dW = gather(dY)^T X, db = sum gather(dY): the full sum on all ranks.
+    """
+    info = resolve(group)
+    check_product("linear_reduce_scatter", x, [weight], [bias], info)
+    check_dim("linear_reduce_scatter", "scatter_dim", scatter_dim, x.dim(), info)
+    if info.world_size == 1:
+        return F.linear(x, weight, bias)
+    if torch.is_grad_enabled():
+        return OPS.gemm_reduce_scatter(x, weight, bias, scatter_dim, info.name)
+    with _C._AutoDispatchBelowAutograd():
+        return OPS.gemm_reduce_scatter.default(x, weight, bias, scatter_dim, info.name)
+
+
+def linear_all_reduce(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, group: Group) -> Tensor:
+    """Row-parallel product whose partial sums are all-reduced while multiplying: Y = sum_r X W^T + b.
+
+    x [.., K_r], weight [N, K_r] -> [.., N], bitwise equal on all ranks; the bias is added once. dY is taken to be
+    equal on all ranks (the loss is replicated), so dX = dY W, dW = dY^T X, db = sum dY need no communication.
+    """
+    info = resolve(group)
+    check_product("linear_all_reduce", x, [weight], [bias], info)
+    if info.world_size == 1:
+        return F.linear(x, weight, bias)
+    if torch.is_grad_enabled():
+        return OPS.gemm_all_reduce(x, weight, bias, info.name)
+    with _C._AutoDispatchBelowAutograd():
+        return OPS.gemm_all_reduce.default(x, weight, bias, info.name)

@@ -1,0 +1,102 @@
+"""Where tensor-parallel code begins and ends (Shoeybi et al. 2019, f and g; Korthikanti et al. 2022).
+
+Four identities with a collective in one direction. They assume what tensor parallelism assumes: outside the region
+activations, and so their gradients, are equal on all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..groups import Group, resolve
+from ..ops import OPS
+from ..reference import chunk_range
+from ._check import check_dim
+from ._sizes import gathered_sizes
+
+__all__ = ["copy_to_region", "gather_from_region", "reduce_from_region", "scatter_to_region"]
+
+
+class _CopyToRegion(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group_name: str) -> Tensor:
+        ctx.group_name = group_name
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor):
+        return OPS.all_reduce(grad_out, ctx.group_name), None
+
+
+class _ReduceFromRegion(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group_name: str) -> Tensor:
+        return OPS.all_reduce(x, group_name)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor):
+        return grad_out, None
+
+
+class _ScatterToRegion(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group_name: str, begin: int, length: int) -> Tensor:
+        ctx.dim, ctx.group_name, ctx.size = dim, group_name, x.shape[dim]
+        return x.narrow(dim, begin, length).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor):
+        return OPS.all_gather(grad_out, ctx.dim, ctx.group_name, ctx.size), None, None, None, None
+
+
+class _GatherFromRegion(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group_name: str, size: int | None, rank: int, world_size: int) -> Tensor:
+        out = OPS.all_gather(x, dim, group_name, size)
+        length = x.shape[dim]
+        if size is not None:
+            begin = chunk_range(size, world_size, rank)[0]
+        elif torch.compiler.is_compiling():
+            begin = rank * length  # even shards: what the fake tensor assumed
+        else:
+            begin = sum(gathered_sizes(length, group_name)[:rank])
+        ctx.dim, ctx.begin, ctx.length = dim, begin, length
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor):
+        return grad_out.narrow(ctx.dim, ctx.begin, ctx.length).contiguous(), None, None, None, None, None
+
+
+def copy_to_region(x: Tensor, *, group: Group) -> Tensor:
+    """Identity forward; backward dX = all_reduce(dY). Before work that differs between ranks."""
+    info = resolve(group)
+    return x if info.world_size == 1 else _CopyToRegion.apply(x, info.name)
+
+
+def reduce_from_region(x: Tensor, *, group: Group) -> Tensor:
+    """Sum over the ranks forward; backward dX = dY. After work that left partial sums."""
+    info = resolve(group)
+    return x if info.world_size == 1 else _ReduceFromRegion.apply(x, info.name)
+
+
+def scatter_to_region(x: Tensor, *, group: Group, dim: int) -> Tensor:
+    """x [.., S, ..] -> this rank's chunk of `dim`; backward dX = all_gather(dY)."""
+    info = resolve(group)
+    check_dim("scatter_to_region", "dim", dim, x.dim(), info)
+    if info.world_size == 1:
+        return x
+    begin, end = chunk_range(x.shape[dim], info.world_size, info.rank)
+    return _ScatterToRegion.apply(x, dim, info.name, begin, end - begin)
+
+
+def gather_from_region(x: Tensor, *, group: Group, dim: int, size: int | None = None) -> Tensor:
+    """x [.., s_r, ..] -> [.., sum s_r, ..]; backward keeps this rank's part of dY. size: total, if known."""
+    info = resolve(group)
+    check_dim("gather_from_region", "dim", dim, x.dim(), info)
+    if info.world_size == 1:
+        return x
+    return _GatherFromRegion.apply(x, dim, info.name, size, info.rank, info.world_size)

@@ -1,0 +1,103 @@
+"""Row-parallel products: GEMM + reduce-scatter and GEMM + all-reduce."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import OPS
+from ._autograd import below_autograd, register, requires_grad, will_need
+from .column import bias_gradient, weight_gradient
+from .packed import plain_weight
+
+__all__: list[str] = []
+
+
+class _GemmReduceScatter(torch.autograd.Function):
+    """Y = chunk(sum_r X W^T) + b; dX = gather(dY) W, dW = gather(dY)^T X, db = sum gather(dY): one gather for all."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, keyset: Any, scatter_dim: int, group_name: str, packed_rows: int | None, x: Tensor, weight: Tensor,
+        bias: Tensor | None,
+    ):  # fmt: skip
+        ctx.scatter_dim, ctx.group_name, ctx.packed_rows = scatter_dim % x.dim(), group_name, packed_rows
+        ctx.has_bias = bias is not None
+        ctx.save_for_backward(x, weight)
+        return below_autograd(
+            OPS.gemm_reduce_scatter.default, keyset, x, weight, bias, scatter_dim, group_name, packed_rows
+        )
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor):
+        x, weight = ctx.saved_tensors
+        need_x, need_weight, need_bias = will_need(ctx, [x, weight, weight if ctx.has_bias else None])
+        plain = plain_weight(weight, [] if ctx.packed_rows is None else [ctx.packed_rows], 0)
+        size = plain.shape[0] if ctx.scatter_dim == x.dim() - 1 else x.shape[ctx.scatter_dim]
+        grad_x = grad_weight = grad_bias = gathered = None
+        if need_x:
+            gathered, (grad_x,) = OPS.all_gather_gemm(
+                grad_out, [plain.t()], [None], ctx.scatter_dim, ctx.group_name, need_weight or need_bias, size
+            )
+        elif need_weight or need_bias:
+            gathered = OPS.all_gather(grad_out, ctx.scatter_dim, ctx.group_name, size)
+        if need_weight:
+            grad_weight = weight_gradient(gathered, x)
+        if need_bias:
+            grad_bias = bias_gradient(gathered)
+        return None, None, None, None, grad_x, grad_weight, grad_bias
+
+
+def _gemm_reduce_scatter(
+    keyset: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scatter_dim: int,
+    group_name: str,
+    packed_rows: int | None = None,
+) -> Tensor:
+    if requires_grad(x, weight, bias):
+        return _GemmReduceScatter.apply(keyset, scatter_dim, group_name, packed_rows, x, weight, bias)
+    return below_autograd(
+        OPS.gemm_reduce_scatter.default, keyset, x, weight, bias, scatter_dim, group_name, packed_rows
+    )
+
+
+class _GemmAllReduce(torch.autograd.Function):
+    """Y = sum_r X W^T + b; dX = dY W, dW = dY^T X, db = sum dY: all local, dY being equal on all ranks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, keyset: Any, group_name: str, packed_rows: int | None, x: Tensor, weight: Tensor, bias: Tensor | None
+    ):
+        ctx.packed_rows, ctx.has_bias = packed_rows, bias is not None
+        ctx.save_for_backward(x, weight)
+        return below_autograd(OPS.gemm_all_reduce.default, keyset, x, weight, bias, group_name, packed_rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor):
+        x, weight = ctx.saved_tensors
+        need_x, need_weight, need_bias = will_need(ctx, [x, weight, weight if ctx.has_bias else None])
+        grad_x = grad_weight = grad_bias = None
+        if need_x:
+            grad_x = grad_out @ plain_weight(weight, [] if ctx.packed_rows is None else [ctx.packed_rows], 0)
+        if need_weight:
+            grad_weight = weight_gradient(grad_out, x)
+        if need_bias:
+            grad_bias = bias_gradient(grad_out)
+        return None, None, None, grad_x, grad_weight, grad_bias
+
+
+def _gemm_all_reduce(
+    keyset: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group_name: str, packed_rows: int | None = None
+) -> Tensor:
+    if requires_grad(x, weight, bias):
+        return _GemmAllReduce.apply(keyset, group_name, packed_rows, x, weight, bias)
+    return below_autograd(OPS.gemm_all_reduce.default, keyset, x, weight, bias, group_name, packed_rows)
+
+
+register("gemm_reduce_scatter", _gemm_reduce_scatter)
+register("gemm_all_reduce", _gemm_all_reduce)

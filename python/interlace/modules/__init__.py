@@ -1,0 +1,22 @@
+"""Parallel layers: nn.Linear split by columns or rows, feed-forward and attention blocks made of them."""
+
+from .attention import KVCache, ParallelAttention
+from .linear import ColumnParallelLinear, ParallelLinear, RowParallelLinear
+from .mlp import ParallelMLP
+from .products import SharedInput
+from .shard import HeadLayout, Shards, split_heads
+from .summed import SummedGradients
+
+__all__ = [
+    "ColumnParallelLinear",
+    "HeadLayout",
+    "KVCache",
+    "ParallelAttention",
+    "ParallelLinear",
+    "ParallelMLP",
+    "RowParallelLinear",
+    "Shards",
+    "SharedInput",
+    "SummedGradients",
+    "split_heads",
+]

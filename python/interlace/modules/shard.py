@@ -1,0 +1,148 @@
+"""Arithmetic of shards: which slice of a dimension, and which attention heads, each rank holds. No tensors
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["HeadLayout", "Shards", "balanced_sizes", "split_heads"]
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The slice [start, start + size) of a dim of `total` that every rank holds.
+
+    A partition has each index once; where slices overlap, several ranks hold the same rows (`overlapping`),
+    and the gradient of those rows is summed over their holders.
+    """
+
+    total: int
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def chunk(cls, total: int, world_size: int) -> Shards:
+        """The convention of `torch.chunk`: ceil(total / world_size) for the first ranks, the last shorter or
+        empty.
+        """
+        step = -(-total // world_size)
+        starts = tuple(min(total, step * rank) for rank in range(world_size))
+        ends = (*starts[1:], total)
+        return cls(total, starts, tuple(end - start for start, end in zip(starts, ends, strict=True)))
+
+    @classmethod
+    def partition(cls, sizes: Sequence[int]) -> Shards:
+        """Consecutive slices of the given sizes."""
+        starts = tuple(sum(sizes[:rank]) for rank in range(len(sizes)))
+        return cls(sum(sizes), starts, tuple(sizes))
+
+    @property
+    def overlapping(self) -> bool:
+        """True when an index lies in more than one slice."""
+        return sum(self.sizes) > self.total
+
+    @property
+    def is_chunk(self) -> bool:
+        """True when this is what `Shards.chunk` gives; collectives know that one without being told the
+        sizes.
+        """
+        return self == Shards.chunk(self.total, len(self.sizes))
+
+    def bounds(self, rank: int) -> tuple[int, int]:
+        """Start and end of the slice of `rank`."""
+        return self.starts[rank], self.starts[rank] + self.sizes[rank]
+
+    def scaled(self, factor: int) -> Shards:
+        """The same slices in a unit `factor` times finer: heads to rows."""
+        return Shards(
+            self.total * factor,
+            tuple(start * factor for start in self.starts),
+            tuple(size * factor for size in self.sizes),
+        )
+
+
+def balanced_sizes(count: int, parts: int) -> tuple[int, ...]:
+    """`count` cut in `parts` that differ by at most one, the larger first."""
+    return tuple(count // parts + (part < count % parts) for part in range(parts))
+
+
+def checked_shards(
+    op: str, what: str, total: int, world_size: int, shards: Shards | None, sizes: Sequence[int] | None
+) -> Shards:
+    """`shards`, or `sizes` as a partition, or the chunk convention; ValueError when they do not fit
+    `total`.
+    """
+    if shards is not None and sizes is not None:
+        raise ValueError(f"{op}: pass shards or shard_sizes, not both")
+    if sizes is not None:
+        if any(size < 0 for size in sizes):
+            raise ValueError(f"{op}: shard_sizes={tuple(sizes)} has a negative size")
+        shards = Shards.partition(tuple(sizes))
+    if shards is None:
+        return Shards.chunk(total, world_size)
+    if len(shards.sizes) != world_size:
+        raise ValueError(
+            f"{op}: got {len(shards.sizes)} shard sizes {shards.sizes} for a group of {world_size} ranks; "
+            "give one size per rank"
+        )
+    if shards.total != total:
+        raise ValueError(f"{op}: shard sizes {shards.sizes} cover {shards.total}, but {what}={total}")
+    return shards
+
+
+@dataclass(frozen=True)
+class HeadLayout:
+    """Which query heads, which key/value heads and which columns of the output projection each rank holds, in
+    heads.
+
+    `query` and `key_value` may overlap (replicated heads), `output` never does: a head counts once in the
+    sum. A rank that is idle (more ranks than query heads) computes a copy of a head whose output is dropped.
+    """
+
+    query: Shards
+    key_value: Shards
+    output: Shards
+
+    def local_heads(self, rank: int) -> tuple[int, int]:
+        """Query heads and key/value heads on `rank`; the first is a multiple of the second."""
+        return self.query.sizes[rank], self.key_value.sizes[rank]
+
+    def is_idle(self, rank: int) -> bool:
+        """True when no head of `rank` reaches the output."""
+        return self.output.sizes[rank] == 0
+
+
+def split_heads(op: str, num_heads: int, num_kv_heads: int, world_size: int) -> HeadLayout:
+    """Cut attention by key/value groups, evenly or not; replicate key/value heads where there are more ranks.
+
+    num_kv_heads >= world_size: whole groups, for example 9 query / 3 kv heads over 2 ranks = 6+3 / 2+1.
+    num_kv_heads < world_size: every rank holds one kv head and a part of the query heads that read it.
+    Raises ValueError when num_heads is not a multiple of num_kv_heads.
+    """
+    if num_heads < 1 or num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise ValueError(
+            f"{op}: num_heads={num_heads} is not a positive multiple of num_kv_heads={num_kv_heads}; "
+            "each kv head must serve the same number of query heads"
+        )
+    per_group = num_heads // num_kv_heads
+    if num_kv_heads >= world_size:
+        kv = Shards.partition(balanced_sizes(num_kv_heads, world_size))
+        query = kv.scaled(per_group)
+        return HeadLayout(query=query, key_value=kv, output=query)
+    starts: list[int] = []
+    sizes: list[int] = []
+    kv_starts: list[int] = []
+    for kv_head, ranks in enumerate(balanced_sizes(world_size, num_kv_heads)):
+        start = kv_head * per_group
+        for size in balanced_sizes(per_group, ranks):
+            # an idle rank mirrors the group's last head: attention code meets no empty tensor, and the copy
+            # stays equal to its owner because gradients of shared rows are summed
+            starts.append(start if size else start - 1)
+            sizes.append(size)
+            kv_starts.append(kv_head)
+            start += size
+    query = Shards(num_heads, tuple(starts), tuple(max(1, size) for size in sizes))
+    kv = Shards(num_kv_heads, tuple(kv_starts), (1,) * world_size)
+    return HeadLayout(query=query, key_value=kv, output=Shards.partition(sizes))

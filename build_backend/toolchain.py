@@ -77,7 +77,7 @@ def require_compiler() -> None:
     if not any(shutil.which(compiler) for compiler in named or ("c++", "g++", "clang++")):
         state = f"CXX={named[0]} is not there" if named else "no C++ compiler found"
         fail(
-            f"{state}: install one for C++20 (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++)"
+            f"{state}: install GCC 11+ (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++)"
         )
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         fail("Python.h is missing: install Python's headers (Debian, Ubuntu: apt-get install python3-dev)")
@@ -123,7 +123,7 @@ def _find_pybind11() -> str | None:
 
 
 def _candidates(program: str) -> list[str]:
-    """PATH first (an isolated build puts its tools there), then beside the interpreter of an inactive venv."""
+    """PATH first (an isolated build puts its tools there), then beside the interpreter (inactive venv)."""
     beside = os.path.dirname(sys.executable)
     return list(dict.fromkeys(filter(None, (shutil.which(program), shutil.which(program, path=beside)))))
 

@@ -1,0 +1,101 @@
+# Everything from nothing: `make demo` and `make test` need Python >= 3.10 (with venv), make and a C++ compiler.
+#
+#   make demo       split a pretrained model over two processes and compare with the unsplit one   ARGS="--dtype bf16"
+#   make test       the whole test suite                                                  ARGS="-k all_reduce -x"
+#   make test-gpu   the tests and timings that need a CUDA device (TORCH=torch for a CUDA torch)
+#   make bench      the benchmarks of the fused ops
+#   make lint       ruff, clang-format, mypy
+#   make models     check the Promela models of the signal protocol (needs spin)
+#   make emu        the CUDA kernels on CPU threads, plain and under ThreadSanitizer
+#   make sass       compile the CUDA kernels to machine code (needs nvcc, not a GPU)
+#   make soak       the long runs: random operations, faults, hundreds of thousands of calls
+#   make clean      remove what was built; `make distclean` removes the virtual environment too
+
+PYTHON ?= python3
+VENV ?= .venv
+# Installed only when the environment has no torch.
+TORCH ?= torch==2.13.0
+ARGS ?=
+
+.DELETE_ON_ERROR:
+.PHONY: demo test test-gpu bench lint format models emu sass soak install clean distclean
+
+python := $(VENV)/bin/python
+pip := $(python) -m pip --disable-pip-version-check
+stamps := $(VENV)/stamps
+native_sources := $(shell find csrc cmake -type f 2>/dev/null) CMakeLists.txt setup.py pyproject.toml \
+                  $(wildcard build_backend/*.py)
+cmake = PATH="$(abspath $(VENV))/bin:$$PATH" cmake
+configure = $(cmake) -S . -G Ninja -DPython_EXECUTABLE=$(abspath $(python))
+
+demo: $(stamps)/demo
+	$(VENV)/bin/interlace demo $(ARGS)
+
+test: $(stamps)/test $(stamps)/demo
+	$(python) -m pytest $(ARGS)
+
+test-gpu: $(stamps)/test
+	@$(python) -c "import sys, torch; torch.cuda.is_available() or sys.exit('test-gpu: torch ' + torch.__version__ + ' sees no CUDA device; on a machine with one: make test-gpu VENV=.venv-gpu TORCH=torch')"
+	$(python) -m pytest -m gpu $(ARGS)
+
+bench: $(stamps)/bench
+	$(python) -m benchmarks $(ARGS)
+
+soak: $(stamps)/test
+	$(python) -m pytest -m soak $(ARGS)
+
+models: $(stamps)/test
+	@command -v spin >/dev/null || { echo "models: spin not found (Debian, Ubuntu: apt-get install spin)"; exit 1; }
+	$(python) -m pytest tests/models $(ARGS)
+
+lint: $(stamps)/dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cuh' 'csrc/*.cu' 'csrc/*.hpp' | xargs -r $(VENV)/bin/clang-format --dry-run -Werror
+	$(VENV)/bin/mypy
+
+format: $(stamps)/dev
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cuh' 'csrc/*.cu' 'csrc/*.hpp' | xargs -r $(VENV)/bin/clang-format -i
+
+emu: $(stamps)/tools
+	$(configure) -B build/emu -DINTERLACE_CUDA=OFF -DINTERLACE_EMU_TESTS=ON
+	$(cmake) --build build/emu --target interlace_emu
+	PATH="$(abspath $(VENV))/bin:$$PATH" ctest --test-dir build/emu --output-on-failure
+
+sass: $(stamps)/tools
+	$(configure) -B build/sass
+	$(cmake) --build build/sass --target interlace_sass
+
+install: $(stamps)/native
+
+$(python):
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# A torch that is there stays as it is, whatever its version; the build says so if it is too old.
+$(stamps)/torch: | $(python)
+	@mkdir -p $(stamps)
+	$(python) -c "import torch" 2>/dev/null || $(pip) install $(TORCH)
+	@touch $@
+
+# The build tools go into the environment, so that a rebuild does not fetch them into an isolated one each time.
+$(stamps)/tools: $(stamps)/torch pyproject.toml
+	$(pip) install --quiet "setuptools>=77" "cmake>=3.25" ninja "pybind11>=2.13"
+	@touch $@
+
+$(stamps)/native: $(stamps)/tools $(native_sources)
+	$(pip) install --no-build-isolation --editable .
+	@touch $@
+
+# interlace itself is installed by now: these add what the extra of that name lists.
+$(stamps)/demo $(stamps)/test $(stamps)/bench $(stamps)/dev: $(stamps)/%: pyproject.toml | $(stamps)/native
+	$(pip) install --quiet "interlace[$*]"
+	@touch $@
+
+clean:
+	rm -rf build dist python/interlace.egg-info python/interlace/*.so python/interlace/build_info.json
+	rm -rf $(stamps)/native .pytest_cache .ruff_cache .mypy_cache
+
+distclean: clean
+	rm -rf $(VENV)

@@ -2,9 +2,9 @@
 
 from interlace.bench.cores import Placement, place, whole_machine
 from interlace.bench.group import join, leave
-from interlace.bench.launch import launch
 from interlace.bench.machine import describe, one_line
 from interlace.bench.paired import measure
+from interlace.bench.processes import launch
 from interlace.bench.summary import Run, Summary, Timings
 
 __all__ = [

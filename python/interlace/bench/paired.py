@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch.distributed as dist
+
 from interlace.bench.summary import Run, Timings, combine, order
 
 __all__ = ["RunDelay", "measure"]

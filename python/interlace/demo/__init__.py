@@ -1,0 +1,1 @@
+"""`interlace demo`: real weights, split and compared. See `command`."""

@@ -1,0 +1,118 @@
+"""The same split model with several ways to multiply and sum: what the rows of the demo's table run.
+
+All paths share one set of shards and the model's own code; only the parallel linears differ. A path has two
+models: the whole path, and the same engine with its collectives left out ("compute only"). The result of the
+latter is wrong on purpose; its time says what the path would cost if communication were free.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import interlace
+from interlace.modules import ColumnParallelLinear, RowParallelLinear
+
+__all__ = ["Column", "Row", "SplitPath", "split_paths", "with_linears"]
+
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class SplitPath:
+    """One path: its model, the same model without communication, and the backend both run under."""
+
+    name: str
+    model: nn.Module
+    compute_only: nn.Module
+    backend: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+class Column(nn.Module):
+    """A column-parallel linear in plain torch: F.linear on the shard, torch.distributed where all is wanted.
+
+    x [.., K], equal on all ranks -> [.., N_r], or [.., N] with the linear's gather_output. Without
+    `communicate` the columns of the other ranks are zero: the caller needs the shape.
+    """
+
+    def __init__(self, linear: ColumnParallelLinear, communicate: bool) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.sizes = linear.shards.sizes if linear.gather_output else ()
+        self.communicate = communicate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        out = F.linear(x, self.weight, self.bias)
+        if not self.sizes:
+            return out
+        if not self.communicate:
+            return F.pad(out, (0, sum(self.sizes) - out.shape[-1]))
+        padded = F.pad(out, (0, max(self.sizes) - out.shape[-1])).contiguous()
+        parts = [torch.empty_like(padded) for _ in self.sizes]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[..., :size] for part, size in zip(parts, self.sizes, strict=True)], dim=-1)
+
+
+class Row(nn.Module):
+    """A row-parallel linear in plain torch: product on the shard, all-reduce at the module's boundary, bias.
+
+    x [.., K_r] -> [.., N], the sum over the ranks; without `communicate` this rank's part of it.
+    """
+
+    def __init__(self, linear: RowParallelLinear, product: Product, communicate: bool) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.product, self.communicate = product, communicate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        out = self.product(x, self.weight)
+        if self.communicate:
+            dist.all_reduce(out)
+        return out if self.bias is None else out + self.bias
+
+
+def with_linears(
+    model: nn.Module,
+    row: Callable[[RowParallelLinear], nn.Module] | None,
+    column: Callable[[ColumnParallelLinear], nn.Module] | None,
+) -> nn.Module:
+    """A copy of the modules over the same tensors, with the parallel linears replaced; None keeps them."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    twin = copy.deepcopy(model, shared)
+    for parent in list(twin.modules()):
+        for name, child in list(parent.named_children()):
+            if row is not None and isinstance(child, RowParallelLinear):
+                setattr(parent, name, row(child))
+            elif column is not None and isinstance(child, ColumnParallelLinear):
+                setattr(parent, name, column(child))
+    return twin
+
+
+def split_paths(split: nn.Module) -> list[SplitPath]:
+    """The three split paths of a model that `interlace.parallelize` has split, over its shards.
+
+    gloo: what a user of torch has today, F.linear and torch.distributed.all_reduce in the model's dtype.
+    reference: interlace's modules on its torch.distributed backend (16-bit sums cross ranks in fp32).
+    interlace: the fused ops.
+    """
+    gloo = with_linears(split, lambda r: Row(r, F.linear, True), lambda c: Column(c, True))
+    alone = with_linears(split, lambda r: Row(r, F.linear, False), lambda c: Column(c, False))
+    return [
+        SplitPath("gloo", gloo, alone),
+        SplitPath(
+            "reference",
+            split,
+            with_linears(split, lambda r: Row(r, F.linear, False), None),
+            lambda: interlace.backend("reference"),
+        ),
+        SplitPath("interlace", split, with_linears(split, lambda r: Row(r, F.linear, False), None)),
+    ]

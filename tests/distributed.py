@@ -136,6 +136,7 @@ class Pool:
             raise
 
     def call(self, fn: Callable[..., Any], args: Sequence[Any], timeout: float, deaths: Sequence[int]) -> list[Any]:
+        __tracebackhide__ = True
         request = pickle.dumps((fn.__module__, fn.__qualname__, tuple(args), sys.path))
         for worker in self.workers:
             worker.connection.send_bytes(request)
@@ -155,6 +156,7 @@ class Pool:
         deaths: Sequence[int] = (),
     ) -> dict[int, _Outcome]:
         """One outcome per rank; a rank in ``deaths`` has to die instead. Raises DistributedFailure otherwise."""
+        __tracebackhide__ = True
         waiting = {w.connection: w for w in self.workers if ranks is None or w.rank in ranks}
         outcomes: dict[int, _Outcome] = {}
         problems: list[tuple[float, int, str]] = []

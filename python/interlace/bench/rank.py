@@ -34,6 +34,7 @@ def main(arguments: list[str]) -> int:
 def _resolve(target: str) -> Callable[[Mapping[str, object]], int | None]:
     module, _, name = target.rpartition(":")
     if module.endswith(".py"):
+        sys.path.insert(0, os.path.dirname(os.path.abspath(module)))  # as Python itself does for a script
         return runpy.run_path(module)[name]
     return getattr(importlib.import_module(module), name)
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from interlace.bench import Placement, Timings, measure, whole_machine
+from interlace.demo.decoder import Decoder
 from interlace.demo.paths import SplitPath
 
 __all__ = [
@@ -48,18 +49,19 @@ Work = Callable[[nn.Module], Callable[[], object]]
 
 
 def prefill_work(ids: Tensor, causal: bool) -> Work:
-    """ids [1, P]: run the prompt, with its key/value cache and the last token's logits for a decoder."""
-    options = {"use_cache": True, "logits_to_keep": 1} if causal else {}
-    return lambda model: lambda: model(input_ids=ids, **options)
+    """ids [1, P]: run the prompt; a decoder fills its cache and gives the last token's logits."""
+    if causal:
+        return lambda model: lambda: Decoder(model)(ids)
+    return lambda model: lambda: model(input_ids=ids)
 
 
 def decode_work(ids: Tensor) -> Work:
     """ids [1, P + 1]: a token more after a prompt of P; each call has a context one longer than the last."""
 
     def of(model: nn.Module) -> Callable[[], object]:
-        cache = model(input_ids=ids[:, :-1], use_cache=True, logits_to_keep=1).past_key_values
-        token = ids[:, -1:]
-        return lambda: model(input_ids=token, past_key_values=cache, use_cache=True)
+        decoder = Decoder(model)
+        decoder(ids[:, :-1])
+        return lambda: decoder(ids[:, -1:])
 
     return of
 

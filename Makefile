@@ -51,13 +51,13 @@ models: $(stamps)/test
 lint: $(stamps)/dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cuh' 'csrc/*.cu' 'csrc/*.hpp' | xargs -r $(VENV)/bin/clang-format --dry-run -Werror
+	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cuh' 'csrc/*.cu' 'csrc/*.hpp' 'csrc/*.inl' | xargs -r $(VENV)/bin/clang-format --dry-run -Werror
 	$(VENV)/bin/mypy
 
 format: $(stamps)/dev
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cuh' 'csrc/*.cu' 'csrc/*.hpp' | xargs -r $(VENV)/bin/clang-format -i
+	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cuh' 'csrc/*.cu' 'csrc/*.hpp' 'csrc/*.inl' | xargs -r $(VENV)/bin/clang-format -i
 
 emu: $(stamps)/tools
 	$(configure) -B build/emu -DINTERLACE_CUDA=OFF -DINTERLACE_EMU_TESTS=ON

@@ -51,7 +51,7 @@ STABLE_TORCH = re.compile(r"torch/(csrc/stable/|headeronly/|csrc/inductor/aoti_t
 ANY_TORCH = re.compile(r"(torch|ATen|c10|caffe2)/")
 
 MAXIMUM_LINES = 400
-SOURCE_SUFFIXES = {".py", ".h", ".hpp", ".cpp", ".cu", ".cuh", ".cmake", ".pml"}
+SOURCE_SUFFIXES = {".py", ".h", ".hpp", ".cpp", ".cu", ".cuh", ".inl", ".cmake", ".pml"}
 SOURCE_FOLDERS = ("python", "csrc", "build_backend", "cmake", "tests", "benchmarks", "examples")
 
 
@@ -134,7 +134,7 @@ def _is_module(package: Path, name: str) -> bool:
 def _includes(root: Path) -> Iterator[str]:
     csrc = root / "csrc"
     for path in sorted(csrc.rglob("*")):
-        if path.suffix not in {".h", ".hpp", ".cpp", ".cu", ".cuh"}:
+        if path.suffix not in {".h", ".hpp", ".cpp", ".cu", ".cuh", ".inl"}:
             continue
         name = path.relative_to(root).as_posix()
         here = _place(path.relative_to(csrc).as_posix())

@@ -1,0 +1,74 @@
+"""The doctor's report for a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+__all__ = ["render"]
+
+BYTES = {"total", "available", "cgroup_limit", "dev_shm", "address_space_limit", "locked_memory_limit"}
+
+
+def render(found: dict[str, Any]) -> None:
+    """Print one table a section, then the problems."""
+    console = Console()
+    for section in ("versions", "build", "cores", "memory", "system_calls"):
+        console.print(_facts(section.replace("_", " "), found[section]))
+    console.print(_gpu_table(found["gpus"]))
+    native = found["native"]
+    console.print(_facts("tile engine by dtype", native["engines"]))
+    console.print(_path_table(native["paths"]))
+    for line in found["problems"]:
+        console.print(f"[bold yellow]problem:[/] {escape(line)}")
+    if not found["problems"]:
+        console.print("no problems found")
+
+
+def _facts(title: str, facts: dict[str, Any]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_column(min_width=20)
+    for name, value in facts.items():
+        table.add_row(name.replace("_", " "), escape(_plain(name, value)))
+    if not facts:
+        table.add_row("", "not known: the native part is not loaded")
+    return table
+
+
+def _plain(name: str, value: Any) -> str:
+    if value is None:
+        return "unlimited" if name.endswith(("limit", "quota")) else "-"
+    if name in BYTES:
+        return f"{value / 2**30:.2f} GiB"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return str(value)
+
+
+def _gpu_table(gpus: dict[str, Any]) -> Table:
+    table = Table(
+        "device", "architecture", "memory", "SMs", "peers", "NVLS", title="GPUs", title_justify="left"
+    )
+    for index, device in enumerate(gpus["devices"]):
+        peers = [str(b) for b, reachable in enumerate(gpus["peer_access"][index]) if reachable and b != index]
+        table.add_row(
+            f"{index}: {device['name']}",
+            device["architecture"],
+            f"{device['memory'] / 2**30:.0f} GiB",
+            str(device["multiprocessors"]),
+            ", ".join(peers) or "none",
+            "yes" if gpus["multicast"][index] else "no",
+        )
+    if not gpus["devices"]:
+        table.add_row(f"none: {gpus['reason']}")
+    return table
+
+
+def _path_table(paths: list[dict[str, Any]]) -> Table:
+    table = Table("op", "dtype", "rows (M)", "path", "why", title="paths", title_justify="left")
+    for row in paths:
+        table.add_row(row["op"], row["dtype"], row["rows"], row["algorithm"], escape(row["reason"]))
+    return table

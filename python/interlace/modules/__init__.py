@@ -4,6 +4,7 @@ from .attention import KVCache, ParallelAttention
 from .linear import ColumnParallelLinear, ParallelLinear, RowParallelLinear
 from .mlp import ParallelMLP
 from .products import SharedInput
+from .sequence import SequenceLength
 from .shard import HeadLayout, Shards, split_heads
 from .summed import SummedGradients
 
@@ -15,6 +16,7 @@ __all__ = [
     "ParallelLinear",
     "ParallelMLP",
     "RowParallelLinear",
+    "SequenceLength",
     "Shards",
     "SharedInput",
     "SummedGradients",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .. import functional
 from ..groups import Group, resolve
 from .products import SharedInput, column_products
+from .sequence import SequenceLength
 from .shard import Shards, checked_shards
 
 __all__ = ["ColumnParallelLinear", "ParallelLinear", "RowParallelLinear"]
@@ -128,8 +129,8 @@ def check_splittable(op: str, linear: nn.Module) -> None:
         raise TypeError(f"{op}: expected an nn.Linear, got {type(linear).__name__}")
     if type(linear).forward is not nn.Linear.forward or hasattr(linear, "parametrizations"):
         raise TypeError(
-            f"{op}: {type(linear).__name__} has a forward or a weight of its own; only plain nn.Linear can be "
-            "split (remove parametrizations, split before quantising or wrapping)"
+            f"{op}: {type(linear).__name__} has a forward or a weight of its own; only plain nn.Linear can "
+            "be split (remove parametrizations, split before quantising or wrapping)"
         )
 
 
@@ -143,8 +144,8 @@ class ColumnParallelLinear(ParallelLinear):
 
     shard_sizes: output features per rank, default the convention of torch.chunk; empty shards work. shards:
     the general form, whose slices may overlap (the gradients of rows that several ranks hold are summed).
-    return_bias: return (Y, bias) and leave the addition to the caller. forward(x, gather_size=S) names the whole
-    length of the sequence when its shards are uneven.
+    return_bias: return (Y, bias) and leave the addition to the caller. forward(x, gather_size=S) names the
+    whole length of the sequence when its shards are uneven.
     """
 
     split_dim = 0
@@ -178,6 +179,7 @@ class ColumnParallelLinear(ParallelLinear):
         self.gather_output = gather_output
         self.shared_input: SharedInput | None = None
         self.shared_place = 0
+        self.sequence_length: SequenceLength | None = None
 
     @classmethod
     def from_linear(

@@ -38,6 +38,8 @@ def column_products(
         for place, i in enumerate(shared):
             weights[i], biases[i] = held[place], held[len(shared) + place]
     if first.sequence_parallel:
+        if gather_size is None and first.sequence_length is not None:
+            gather_size = first.sequence_length.of(x, first.sequence_dim, first.rank, first.world_size)
         return functional.all_gather_linear(
             x, weights, biases, group=first.group_name, gather_dim=first.sequence_dim, gather_size=gather_size
         )

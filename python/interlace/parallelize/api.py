@@ -1,0 +1,70 @@
+"""`interlace.parallelize`: split a model that knows nothing of it over a group, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from ..groups import Group, GroupInfo, resolve
+from .agree import agree
+from .apply import apply
+from .plan import Plan, auto_plan, check_plan, dict_plan
+
+__all__ = ["parallelize"]
+
+
+def parallelize(
+    model: nn.Module,
+    mesh: Group,
+    plan: str | Mapping[str, str] = "auto",
+    *,
+    sequence_parallel: bool = False,
+    strict: bool = False,
+) -> nn.Module:
+    """Split the linears of `model` over `mesh` in place and return it; every rank of the group calls it.
+
+    mesh: one-axis DeviceMesh (mesh["tp"]), ProcessGroup, group name, or None for all ranks. plan: "auto"
+    recognises stacks of attention and feed-forward blocks (Llama, Mistral, Qwen, Gemma, BERT, RoBERTa and
+    models built alike) by the names, shapes and source of their modules; a dict gives {pattern of module
+    names: style}, for example {"layers.*.mlp.up": "column", "layers.*.mlp.down": "row"}, where `*` is one
+    part of a name (styles: `interlace.parallelize.STYLES`). Names and dtypes of parameters stay; shapes
+    become those of this rank's shards. Embeddings, output heads and norms are replicated, tied parameters
+    stay tied.
+
+    sequence_parallel: activations between the blocks are shards of the sequence (dim -2), all-reduces become
+    all-gathers and reduce-scatters. strict: raise ValueError when the group has no symmetric memory and every
+    op would fall back to torch.distributed.
+
+    Every rank must hold the same parameters. Raises ValueError or TypeError, on every rank and with the model
+    unchanged, when a pattern matches nothing, a module cannot be split, the architecture is not known, the
+    model is parallel already, tied parameters would be cut in different ways, or ranks disagree.
+    """
+    info = resolve(mesh)
+    decided: Plan | None = None
+    problem: Exception | None = None
+    try:
+        decided = _decide(model, info, plan, sequence_parallel)
+        check_plan(model, decided)
+        if strict and info.fallback:
+            raise ValueError(
+                f"parallelize: strict=True, but this group runs on torch.distributed: {info.fallback}"
+            )
+    except Exception as error:  # whatever it is, the peers wait in agree() and must hear of it
+        problem = error
+    agree(info, model, decided, problem)
+    assert decided is not None
+    apply(model, decided, info)
+    return model
+
+
+def _decide(
+    model: nn.Module, info: GroupInfo, plan: str | Mapping[str, str], sequence_parallel: bool
+) -> Plan:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"parallelize: expected an nn.Module, got {type(model).__name__}")
+    if isinstance(plan, Mapping):
+        return dict_plan(model, plan, info.rank, info.world_size, sequence_parallel)
+    if plan != "auto":
+        raise ValueError(f'parallelize: plan={plan!r}; expected "auto" or a dict of patterns and styles')
+    return auto_plan(model, info.rank, info.world_size, sequence_parallel)

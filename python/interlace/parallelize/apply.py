@@ -1,0 +1,105 @@
+"""Carries a plan out: swaps linears in place, one by one, so that no more than one shard is held beside the
+model.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from ..groups import GroupInfo
+from ..modules import ColumnParallelLinear, ParallelLinear, RowParallelLinear, SharedInput, SummedGradients
+from ..modules.sequence import SequenceLength
+from .plan import LINEAR_STYLES, Plan, Step
+from .sequence import DIM, GatherSequence, ScatterSequence, StandIn
+
+__all__ = ["apply"]
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+
+def apply(model: nn.Module, plan: Plan, info: GroupInfo) -> None:
+    """Do every step of a checked plan. Names, dtypes, ties and hooks of parameters and modules stay."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    swapped: dict[int, nn.Module] = {}  # by the old module: one used in two places stays one
+    tied: dict[int, nn.Parameter] = {}  # by the old parameter: one used in two places stays one
+    for step in plan.steps.values():
+        if step.style not in (*LINEAR_STYLES, "summed"):
+            continue
+        old = modules[step.name]
+        if id(old) not in swapped:
+            swapped[id(old)] = _replacement(old, step, plan, info)
+            _tie(old, swapped[id(old)], tied)
+        parent, _, child = step.name.rpartition(".")
+        setattr(model.get_submodule(parent), child, swapped[id(old)])
+    for names in plan.shared:
+        linears = [model.get_submodule(name) for name in names]
+        if linears[0].shared_input is None:
+            SharedInput(linears)
+    for name, numbers in plan.attributes.items():
+        for attr, number in numbers.items():
+            setattr(modules[name], attr, number)
+    if plan.sequence_parallel:
+        _cut_sequence(model, plan, info)
+    if hasattr(model, "_get_static_cache_init_shape"):
+        # generate() would allocate a static cache for all heads; None makes it wait for the first keys
+        model._get_static_cache_init_shape = _no_shape
+
+
+def _no_shape() -> None:
+    return None
+
+
+def _replacement(old: nn.Module, step: Step, plan: Plan, info: GroupInfo) -> nn.Module:
+    if step.style == "summed":
+        return SummedGradients(old, info.name)
+    new: ParallelLinear
+    if step.style.startswith("column"):
+        gather = step.style == "column_gather_output"
+        new = ColumnParallelLinear.from_linear(
+            old, info.name, shards=step.shards, gather_output=gather,
+            sequence_parallel=plan.sequence_parallel, sequence_dim=DIM,
+        )  # fmt: skip
+    else:
+        new = RowParallelLinear.from_linear(
+            old, info.name, shards=step.shards, input_is_parallel=step.style == "row", drop_input=True,
+            sequence_parallel=plan.sequence_parallel, sequence_dim=DIM,
+        )  # fmt: skip
+    for hooks in _HOOKS:
+        getattr(new, hooks).update(getattr(old, hooks))
+    return new
+
+
+def _tie(old: nn.Module, new: nn.Module, tied: dict[int, nn.Parameter]) -> None:
+    for name, param in old.named_parameters(recurse=False):
+        if isinstance(new, ParallelLinear):
+            setattr(new, name, tied.setdefault(id(param), getattr(new, name)))
+
+
+def _cut_sequence(model: nn.Module, plan: Plan, info: GroupInfo) -> None:
+    length = SequenceLength()
+    for step in plan.steps.values():
+        if step.style.startswith("column"):
+            model.get_submodule(step.name).sequence_length = length
+    for name in plan.scatters:
+        hook = ScatterSequence(length, info.name)
+        model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
+    for name in plan.gathers:
+        model.get_submodule(name).register_forward_hook(
+            GatherSequence(length, info.name, info.rank, info.world_size)
+        )
+    for name, (argument, projection) in plan.stand_ins.items():
+        inner = projection.removeprefix(f"{name}." if name else "")
+        hook = StandIn(length, argument, inner, info.rank, info.world_size)
+        model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)

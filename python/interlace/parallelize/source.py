@@ -1,0 +1,110 @@
+"""What a module's forward reads, from its source: the proof that splitting heads or features leaves it
+right.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+__all__ = ["ForwardReads", "forward_reads"]
+
+
+@dataclass
+class ForwardReads:
+    """Names read as `self.NAME` and `self.config.NAME`, the forward's parameters, and what children are
+    called with.
+
+    `inputs` maps a child to the name of the variable it is called with, when that is a plain name.
+    `other_uses` are the parameters used elsewhere than as the argument of a child or for their shape.
+    """
+
+    attributes: set[str] = field(default_factory=set)
+    config: set[str] = field(default_factory=set)
+    parameters: tuple[str, ...] = ()
+    inputs: dict[str, str] = field(default_factory=dict)
+    other_uses: set[str] = field(default_factory=set)
+
+
+def forward_reads(module: nn.Module) -> ForwardReads | None:
+    """What the forward of `module`, and the methods of its class that it calls, read; None when there is no
+    source.
+    """
+    if "forward" in vars(module):
+        return None  # replaced on this instance (a wrapper's hook): what runs is not the class's source
+    reads = ForwardReads()
+    seen: set[str] = set()
+    waiting = ["forward"]
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        function = _function(getattr(type(module), name))
+        if function is None:
+            return None
+        visitor = _Reader(function, reads)
+        if name == "forward":
+            reads.parameters = tuple(arg.arg for arg in (*function.args.args[1:], *function.args.kwonlyargs))
+        for statement in function.body:
+            visitor.visit(statement)
+        waiting += [
+            n for n in reads.attributes if inspect.isfunction(inspect.unwrap(getattr(type(module), n, None)))
+        ]
+    reads.attributes -= seen
+    return reads
+
+
+def _function(member: Any) -> ast.FunctionDef | None:
+    try:
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(member)))
+        return next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    except (OSError, TypeError, SyntaxError, StopIteration):
+        return None
+
+
+class _Reader(ast.NodeVisitor):
+    def __init__(self, function: ast.FunctionDef, reads: ForwardReads) -> None:
+        self.self_name = function.args.args[0].arg if function.args.args else "self"
+        self.reads = reads
+
+    def _is_self(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Name) and node.id == self.self_name
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        value = node.value
+        if self._is_self(value):
+            self.reads.attributes.add(node.attr)
+            return
+        if isinstance(value, ast.Attribute) and self._is_self(value.value) and value.attr == "config":
+            self.reads.config.add(node.attr)
+            return
+        if isinstance(value, ast.Name) and node.attr == "shape":
+            return
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        function, arguments = node.func, node.args
+        if isinstance(function, ast.Attribute) and self._is_self(function.value):
+            self.reads.attributes.add(function.attr)
+            if len(arguments) == 1 and isinstance(arguments[0], ast.Name) and not node.keywords:
+                self.reads.inputs[function.attr] = arguments[0].id
+                return
+        elif (
+            isinstance(function, ast.Attribute)
+            and function.attr == "size"
+            and isinstance(function.value, ast.Name)
+        ):
+            arguments = []
+        else:
+            self.visit(function)
+        for part in (*arguments, *(keyword.value for keyword in node.keywords)):
+            self.visit(part)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        self.reads.other_uses.add(node.id)

@@ -3,7 +3,7 @@
 from interlace.bench.cores import Placement, place, whole_machine
 from interlace.bench.group import join, leave
 from interlace.bench.machine import describe, one_line
-from interlace.bench.paired import measure
+from interlace.bench.paired import fitting_iterations, measure
 from interlace.bench.processes import launch
 from interlace.bench.summary import Run, Summary, Timings
 
@@ -13,6 +13,7 @@ __all__ = [
     "Summary",
     "Timings",
     "describe",
+    "fitting_iterations",
     "join",
     "launch",
     "leave",

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from interlace.bench.summary import Run, Timings, combine, order
 
-__all__ = ["RunDelay", "measure"]
+__all__ = ["RunDelay", "fitting_iterations", "measure"]
 
 
 class RunDelay:
@@ -32,6 +33,29 @@ class RunDelay:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def fitting_iterations(
+    variants: Mapping[str, Callable[[], object]],
+    budget_seconds: float,
+    *,
+    fewest: int,
+    most: int,
+    warmup: int = 2,
+    barrier: Callable[[], None] = dist.barrier,
+) -> int:
+    """Warm up and count the iterations that fit the budget. Collective; rank 0 counts for all."""
+    begin = time.perf_counter()
+    for _ in range(warmup):
+        begin = time.perf_counter()
+        for call in variants.values():
+            barrier()
+            call()
+    seconds = max(time.perf_counter() - begin, 1e-9)
+    count = torch.tensor(max(fewest, min(most, int(budget_seconds / seconds))))
+    if dist.is_initialized():
+        dist.broadcast(count, 0)
+    return int(count)
 
 
 def measure(

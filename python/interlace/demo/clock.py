@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
-import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from interlace.bench import Placement, Timings, measure, whole_machine
+from interlace.bench import Placement, Timings, fitting_iterations, measure, whole_machine
 from interlace.demo.decoder import Decoder
 from interlace.demo.paths import SplitPath
 
@@ -26,7 +23,7 @@ __all__ = [
 ]
 
 COMPUTE_ONLY = " compute only"
-FEWEST, MOST = 3, 40  # iterations of a phase, whatever the time budget
+FEWEST = 3  # iterations of a phase, whatever the time budget
 WARMUP = 2
 
 
@@ -101,16 +98,10 @@ def time_phase(
     most: int,
     progress: Callable[[int, int], None],
 ) -> Timings:
-    """Warm up, then as many iterations as the budget allows: rank 0 counts, so that all ranks agree."""
-    begin = time.perf_counter()
-    for _ in range(WARMUP):
-        for call in variants.values():
-            dist.barrier()
-            call()
-    one = (time.perf_counter() - begin) / WARMUP
-    count = torch.tensor(min(MOST, most, max(FEWEST, int(budget_seconds / one))))
-    dist.broadcast(count, 0)
-    iterations = int(count)
+    """Warm up, then as many iterations as the budget allows."""
+    iterations = fitting_iterations(
+        variants, budget_seconds, fewest=min(FEWEST, most), most=most, warmup=WARMUP
+    )
     done = 0
 
     def tick() -> None:

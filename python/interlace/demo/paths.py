@@ -105,14 +105,15 @@ def split_paths(split: nn.Module) -> list[SplitPath]:
     interlace: the fused ops.
     """
     gloo = with_linears(split, lambda r: Row(r, F.linear, True), lambda c: Column(c, True))
-    alone = with_linears(split, lambda r: Row(r, F.linear, False), lambda c: Column(c, False))
+    gloo_alone = with_linears(split, lambda r: Row(r, F.linear, False), lambda c: Column(c, False))
+    # column_linear is the same engine without a collective, whatever the backend
+    alone = with_linears(split, lambda r: Row(r, _local_product(r.group_name), False), None)
     return [
-        SplitPath("gloo", gloo, alone),
-        SplitPath(
-            "reference",
-            split,
-            with_linears(split, lambda r: Row(r, F.linear, False), None),
-            lambda: interlace.backend("reference"),
-        ),
-        SplitPath("interlace", split, with_linears(split, lambda r: Row(r, F.linear, False), None)),
+        SplitPath("gloo", gloo, gloo_alone),
+        SplitPath("reference", split, alone, lambda: interlace.backend("reference")),
+        SplitPath("interlace", split, alone),
     ]
+
+
+def _local_product(group_name: str) -> Product:
+    return lambda x, weight: interlace.functional.column_linear(x, weight, group=group_name)

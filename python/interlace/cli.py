@@ -25,7 +25,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return super().get_command(ctx, cmd_name)
         module, attribute, _ = COMMANDS[cmd_name]
-        return getattr(importlib.import_module(module), attribute)
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, text) for name, (_, _, text) in COMMANDS.items()]

@@ -66,7 +66,8 @@ def nvcc_version() -> str | None:
 def _nccl_version() -> str | None:
     if torch.version.cuda is None or not torch.distributed.is_nccl_available():
         return None
-    return ".".join(map(str, torch.cuda.nccl.version()))
+    number: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return ".".join(map(str, number))
 
 
 def _build_info() -> dict[str, str]:

@@ -1,0 +1,58 @@
+"""Uses the public API the way a typed program does. Never run: `make lint` gives it to mypy in strict mode.
+
+An untyped public function, a result that is Any, or an argument that no longer fits is an error here.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+import interlace
+from interlace import functional
+from interlace.modules import ColumnParallelLinear, RowParallelLinear
+
+
+def groups(group: dist.ProcessGroup, mesh: DeviceMesh) -> int:
+    first: interlace.GroupInfo = interlace.init(group, timeout=10.0, workspace_bytes=1 << 20)
+    second: interlace.GroupInfo = interlace.resolve(mesh)
+    interlace.destroy(group)
+    interlace.destroy()
+    return first.rank + second.world_size + len(second.name)
+
+
+def products(x: Tensor, weight: Tensor, bias: Tensor, mesh: DeviceMesh) -> Tensor:
+    scattered: Tensor = functional.linear_reduce_scatter(x, weight, bias, group=mesh, scatter_dim=0)
+    summed: Tensor = functional.linear_all_reduce(x, weight, group=None)
+    return scattered + summed
+
+
+def collectives(x: Tensor, group: str) -> list[Tensor]:
+    return [
+        functional.all_reduce(x, group=group),
+        functional.all_gather(x, group=group, dim=1),
+        functional.reduce_scatter(x, group=group, dim=0),
+        functional.all_to_all(x, [1, 2], [2, 1], group=group),
+        functional.copy_to_region(x, group=group),
+        functional.reduce_from_region(x, group=group),
+        functional.scatter_to_region(x, group=group, dim=0),
+        functional.gather_from_region(x, group=group, dim=0, size=7),
+    ]
+
+
+def layers(linear: nn.Linear, group: dist.ProcessGroup) -> nn.Module:
+    column = ColumnParallelLinear.from_linear(linear, group)
+    row = RowParallelLinear.from_linear(linear, group)
+    return nn.Sequential(column, row)
+
+
+def failures() -> type[RuntimeError]:
+    try:
+        functional.all_reduce(torch.ones(1), group=None)
+    except interlace.CollectiveTimeout:
+        return interlace.CollectiveTimeout
+    except interlace.CollectiveAborted:
+        return interlace.CollectiveAborted
+    return RuntimeError

@@ -1,7 +1,7 @@
 """The Promela models of the signal protocol: every interleaving of a few ranks and calls.
 
-Only here is a rare order of events certain to occur: a rank that refuses one call and runs ahead into the next
-while a peer still reads, a counter that wraps in the middle. The broken variants show that the models can see it.
+Only here is a rare order of events certain to occur: a rank that refuses one call and runs ahead into the
+next while a peer still reads, a counter that wraps. The broken variants show that the models can see it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The three ops against what they replace: F.linear, F.linear with gloo, the reference path, their own engine.
+"""The three ops against what they replace: F.linear, F.linear and gloo, the reference path, their own engine.
 
 engine: compute only / F.linear, what the tile engine gains by itself. comm: fused / compute only, what the
 communication still costs. unfused: (same engine, then the plain collective) / fused. x gloo: gloo at its best

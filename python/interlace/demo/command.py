@@ -11,6 +11,7 @@ import click
 
 __all__ = ["demo"]
 
+DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "fp32": "float32", "bf16": "bfloat16"}
 EXTRAS = ("transformers", "gguf", "accelerate")
 
 
@@ -26,7 +27,7 @@ EXTRAS = ("transformers", "gguf", "accelerate")
     "--dtype",
     default="float32",
     show_default=True,
-    type=click.Choice(["float32", "bfloat16"]),
+    type=click.Choice(list(DTYPES)),
     help="Of weights and activations.",
 )
 @click.option(
@@ -71,7 +72,7 @@ def demo(
         )
     if json_path not in (None, "-") and not Path(json_path).absolute().parent.is_dir():
         raise click.BadParameter(f"{json_path}: its folder does not exist", param_hint="--json")
-    wanted = {"dtype": dtype, "json": json_path, "quick": quick}
+    wanted = {"dtype": DTYPES[dtype], "json": json_path, "quick": quick}
     if rank is None:
         raise SystemExit(_with_own_ranks(ranks, _plan(model, cache) | wanted))
     raise SystemExit(_with_torchrun(lambda: _plan(model, cache) | wanted, rank))

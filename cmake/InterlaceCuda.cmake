@@ -12,7 +12,7 @@ function(interlace_find_nvcc)
   find_program(INTERLACE_NVCC nvcc)
   mark_as_advanced(INTERLACE_NVCC)
   if(INTERLACE_NVCC)
-    set(CMAKE_CUDA_COMPILER ${INTERLACE_NVCC} PARENT_SCOPE)
+    set(ENV{CUDACXX} ${INTERLACE_NVCC})  # check_language tries it in a project of its own: a broken one is no error
   endif()
 endfunction()
 

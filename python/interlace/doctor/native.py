@@ -12,4 +12,4 @@ def native() -> dict[str, Any]:
     from interlace import _native
 
     error = getattr(_native, "load_error", None)
-    return {"error": None if error is None else str(error), "engines": {}, "paths": []}
+    return {"error": None if error is None else str(error), "engine": {}, "paths": []}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -17,10 +18,10 @@ def render(found: dict[str, Any]) -> None:
     """Print one table a section, then the problems."""
     console = Console()
     for section in ("versions", "build", "cores", "memory", "system_calls"):
-        console.print(_facts(section.replace("_", " "), found[section]))
+        console.print(_facts(section.replace("_", " "), found[section]), "")
     console.print(_gpu_table(found["gpus"]))
     native = found["native"]
-    console.print(_facts("tile engine by dtype", native["engines"]))
+    console.print(_facts("tile engine", native["engine"]), "")
     console.print(_path_table(native["paths"]))
     for line in found["problems"]:
         console.print(f"[bold yellow]problem:[/] {escape(line)}")
@@ -29,12 +30,11 @@ def render(found: dict[str, Any]) -> None:
 
 
 def _facts(title: str, facts: dict[str, Any]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
-    table.add_column(min_width=20)
+    table = Table("", "", show_header=False, box=None, pad_edge=False, **_title(title))
     for name, value in facts.items():
-        table.add_row(name.replace("_", " "), escape(_plain(name, value)))
+        table.add_row(name.replace("_", " ").ljust(22), escape(_plain(name, value)))
     if not facts:
-        table.add_row("", "not known: the native part is not loaded")
+        table.add_row("not known: the native part is not loaded")
     return table
 
 
@@ -49,9 +49,10 @@ def _plain(name: str, value: Any) -> str:
 
 
 def _gpu_table(gpus: dict[str, Any]) -> Table:
-    table = Table(
-        "device", "architecture", "memory", "SMs", "peers", "NVLS", title="GPUs", title_justify="left"
-    )
+    if not gpus["devices"]:
+        return _facts("GPUs", {"none": gpus["reason"]})
+    columns = ("device", "architecture", "memory", "SMs", "peers", "NVLS")
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, **_title("GPUs"))
     for index, device in enumerate(gpus["devices"]):
         peers = [str(b) for b, reachable in enumerate(gpus["peer_access"][index]) if reachable and b != index]
         table.add_row(
@@ -62,13 +63,18 @@ def _gpu_table(gpus: dict[str, Any]) -> Table:
             ", ".join(peers) or "none",
             "yes" if gpus["multicast"][index] else "no",
         )
-    if not gpus["devices"]:
-        table.add_row(f"none: {gpus['reason']}")
     return table
 
 
 def _path_table(paths: list[dict[str, Any]]) -> Table:
-    table = Table("op", "dtype", "rows (M)", "path", "why", title="paths", title_justify="left")
+    columns = ("op", "dtype", "size", "path", "why")
+    table = Table(
+        *columns, box=box.SIMPLE_HEAD, pad_edge=False, **_title("paths, 2 or more ranks on one host")
+    )
     for row in paths:
-        table.add_row(row["op"], row["dtype"], row["rows"], row["algorithm"], escape(row["reason"]))
+        table.add_row(row["op"], row["dtype"], row["size"], row["algorithm"], escape(row["reason"]))
     return table
+
+
+def _title(text: str) -> dict[str, Any]:
+    return {"title": text, "title_justify": "left", "title_style": "bold"}

@@ -164,9 +164,14 @@ def under_mpi(program: str, settings: Mapping[str, object], ranks: int) -> int:
     """Start the ranks with mpiexec; a file is their meeting point."""
     with tempfile.TemporaryDirectory() as folder:
         place = json.dumps({**settings, "mpi": True, "store": f"{folder}/store"})
-        return subprocess.run(
-            [program, "-n", str(ranks), sys.executable, __file__, "--as-rank", place]
-        ).returncode
+        command = [program, *unpinned(program), "-n", str(ranks)]
+        return subprocess.run([*command, sys.executable, __file__, "--as-rank", place]).returncode
+
+
+def unpinned(program: str) -> list[str]:
+    """Arguments that keep mpiexec from pinning the ranks: that is done here, alike for all columns."""
+    version = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
+    return ["-genv", "I_MPI_PIN", "0"] if "Intel" in version else ["--bind-to", "none"]
 
 
 def as_mpi_rank(settings: Mapping[str, object]) -> int:

@@ -28,6 +28,7 @@ from interlace.bench import (
     leave,
     measure,
     one_line,
+    peer_read_bandwidth,
     place,
 )
 
@@ -84,6 +85,10 @@ class Session:
         seed = int(str(self.settings["seed"]))
         return measure(variants, iterations=count, warmup=0, seed=seed, barrier=self.barrier)
 
+    def machine(self) -> dict[str, object]:
+        """What the numbers depend on, as it is now. Collective."""
+        return describe(len(self.placement.cores), peer_read_bandwidth(self.barrier))
+
     def say(self, text: str) -> None:
         if self.rank == 0:
             print(text, flush=True, file=sys.stderr if self.settings["json"] == "-" else sys.stdout)
@@ -105,7 +110,7 @@ class Session:
         """One line of the table, printed as soon as it is there."""
         if not self._shown:
             self._shown = True
-            self.say(one_line(describe(len(self.placement.cores))))
+            self.say(one_line(self.machine()))
             self.say(str(self.placement))
             self.say(self._row([column.title for column in self.columns]))
             if self.settings["markdown"]:
@@ -122,9 +127,9 @@ class Session:
 
     def finish(self) -> int:
         """Write the JSON; 1 when anything was wrong, on every rank."""
-        path = self.settings["json"]
+        path, now = self.settings["json"], self.machine()
         if self.rank == 0 and path is not None:
-            machine = describe(len(self.placement.cores)) | {"ranks": self.world_size}
+            machine = now | {"ranks": self.world_size}
             content = {"benchmark": self.title, "machine": machine, "wrong": self.wrong, "rows": self.lines}
             text = json.dumps(content, indent=2) + "\n"
             sys.stdout.write(text) if path == "-" else Path(str(path)).write_text(text)

@@ -1,4 +1,4 @@
-"""The benchmarks on every rank with small problems, whole or with a seeded fault: what test_scripts starts."""
+"""The benchmarks on every rank with small problems, whole or with a fault: what test_scripts starts."""
 
 from __future__ import annotations
 

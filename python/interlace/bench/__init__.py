@@ -6,6 +6,7 @@ from interlace.bench.machine import describe, one_line
 from interlace.bench.paired import fitting_iterations, measure
 from interlace.bench.processes import launch
 from interlace.bench.summary import Run, Summary, Timings
+from interlace.bench.topology import peer_read_bandwidth
 
 __all__ = [
     "Placement",
@@ -19,6 +20,7 @@ __all__ = [
     "leave",
     "measure",
     "one_line",
+    "peer_read_bandwidth",
     "place",
     "whole_machine",
 ]

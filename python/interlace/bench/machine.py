@@ -9,11 +9,9 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["describe", "flag_latency", "one_line"]
+from interlace.bench.topology import NEAR_BYTES_PER_SECOND
 
-NEAR_SECONDS = (
-    120e-9  # one-way flag between cores that share a last-level cache: 30-60 ns; across caches: 200 ns and up
-)
+__all__ = ["describe", "one_line"]
 
 
 def _cpu_model() -> str:
@@ -50,30 +48,22 @@ def _load() -> float | None:
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
-def flag_latency() -> float | None:
-    """One-way seconds of a flag between two ranks, measured at group set-up; None when not measured."""
+def describe(cores: int, peer_read: float | None = None) -> dict[str, object]:
+    """CPU, `cores` in use, memory, load, versions, commit; `peer_read` as measured. JSON types only."""
     import interlace
 
-    probe = getattr(interlace, "flag_latency", None)
-    return None if probe is None else probe()
-
-
-def describe(cores: int) -> dict[str, object]:
-    """CPU, `cores` in use, memory, load, flag latency, versions and commit; JSON types only."""
-    import interlace
-
-    latency = flag_latency()
+    near = None if peer_read is None else peer_read >= NEAR_BYTES_PER_SECOND
     return {
         "cpu": _cpu_model(),
         "cores": cores,
         "memory_gib": round(_memory_bytes() / 2**30, 1),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "load_1min": _load(),
-        "flag_latency_ns": None if latency is None else round(latency * 1e9, 1),
-        "topology": None if latency is None else ("NEAR" if latency < NEAR_SECONDS else "FAR"),
+        "peer_read_gb_s": None if peer_read is None else round(peer_read / 1e9, 1),
+        "topology": None if near is None else ("NEAR" if near else "FAR"),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "interlace": getattr(interlace, "__version__", "unknown"),
+        "interlace": interlace.__version__,
         "commit": _commit(),
         "isa": torch.backends.cpu.get_cpu_capability(),
     }
@@ -89,5 +79,5 @@ def one_line(machine: dict[str, object]) -> str:
         f"load {machine['load_1min']}",
     ]
     if machine["topology"] is not None:
-        parts.append(f"flag {machine['flag_latency_ns']} ns ({machine['topology']})")
+        parts.append(f"reads a peer's cache at {machine['peer_read_gb_s']} GB/s ({machine['topology']})")
     return ", ".join(parts)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import interlace
-from interlace.bench import Placement, describe, place
+from interlace.bench import Placement, describe, peer_read_bandwidth, place
 from interlace.demo.clock import Row, decode_work, prefill_work, rows_of, time_phase, variants_of
 from interlace.demo.compare import Subject, compare
 from interlace.demo.models import Source, load, load_words
@@ -53,7 +53,7 @@ def run(settings: Mapping[str, object]) -> int:
     verdict = compare(subject, placement)
     reporter.parity(verdict)
     rows = _time(plan, subject, placement, reporter)
-    machine = describe(len(placement.cores)) | {
+    machine = describe(len(placement.cores), peer_read_bandwidth(dist.barrier)) | {
         "model": plan.location,
         "dtype": plan.dtype,
         "ranks": dist.get_world_size(),

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from interlace.cli import COMMANDS, main
 from interlace.doctor.command import problems, report
 from interlace.doctor.limits import cpu_quota, memory_limit
+from interlace.doctor.native import ranges
 
 
 def write(path: Path, text: str) -> None:
@@ -107,6 +111,61 @@ def test_each_problem_is_told():
         "no nvcc",
     ):
         assert words in told
+
+
+def test_the_bounds_of_a_range_of_rows_are_exact():
+    """A table that says 128 where the switch is at 65 sends users to measure the wrong path."""
+
+    def choose(rows: int) -> tuple[str, str]:
+        if rows == 1:
+            return "dot", ""
+        return ("one_shot", "few") if rows <= 64 else ("owner_computes", "many")
+
+    assert [(size, choice[0]) for size, choice in ranges(choose)] == [
+        ("M 1", "dot"),
+        ("M 2..64", "one_shot"),
+        ("M >= 65", "owner_computes"),
+    ]
+    assert [size for size, _ in ranges(lambda rows: ("always", ""))] == ["M >= 1"]
+
+
+def test_the_table_says_what_the_dispatcher_chooses():
+    """The doctor must ask the function the ops ask; a copy of the rules would drift from them."""
+    paths = report()["native"]["paths"]
+    assert {row["op"] for row in paths} == {"all_gather_gemm", "gemm_reduce_scatter", "gemm_all_reduce"}
+    assert {row["dtype"] for row in paths} == {"float32", "bfloat16", "float16", "float64"}
+    for row in paths:
+        rows = int(row["size"].split()[-1].split("..")[-1])
+        assert torch.ops.interlace.choose(row["op"], row["dtype"], rows) == (row["algorithm"], row["reason"])
+        assert row["reason"]
+
+
+@pytest.mark.parametrize("damage", ["missing", "unreadable"])
+def test_a_broken_native_part_is_a_finding_and_not_a_crash(tmp_path, damage):
+    """Who needs the doctor most is the one whose build failed: it must run on Python files alone."""
+    import interlace
+
+    package = tmp_path / "interlace"
+    shutil.copytree(
+        Path(interlace.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__", "*.so")
+    )
+    if damage == "unreadable":
+        for library in Path(interlace.__file__).parent.glob("*.so"):
+            (package / library.name).write_bytes(b"not a library")
+    code = "from interlace.cli import main; main(['doctor', '--json'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["build"]["folder"] == str(package)
+    assert found["native"]["error"]
+    assert any("the native part cannot be loaded" in line for line in found["problems"])
 
 
 def test_help_imports_no_subcommand():

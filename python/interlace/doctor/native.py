@@ -1,15 +1,64 @@
-"""The native part: whether it loads, which tile engine each dtype gets, and the path of each op by size."""
+"""The native part: whether it is loaded, the tile engine, and the path of each op by dtype and size."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["native"]
+import torch
+
+from .. import _native
+
+__all__ = ["native", "ranges"]
+
+OPS = ("all_gather_gemm", "gemm_reduce_scatter", "gemm_all_reduce")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+LARGEST_ROWS = 1 << 20  # beyond it nothing changes: the choice is between few and many rows
+
+Choice = tuple[str, str]  # algorithm, reason
 
 
 def native() -> dict[str, Any]:
-    """Loaded or why not; engines by dtype; rows of the path table."""
-    from interlace import _native
+    """Loaded or why not; the engine; a row per op, dtype and range of M (rows of x): path and reason."""
+    if not hasattr(torch.ops.interlace, "engine_info"):
+        error = getattr(_native, "load_error", None)
+        return {"error": str(error or "interlace_cpu.so is not loaded"), "engine": {}, "paths": []}
+    isa, float32_tiles, bfloat16_tiles, _ = torch.ops.interlace.engine_info()
+    tiles = {"float32": float32_tiles, "bfloat16": bfloat16_tiles, "float16": float32_tiles, "float64": False}
+    engine: dict[str, Any] = {"instruction set": isa}
+    for dtype, there in tiles.items():
+        engine[dtype] = "brgemm tiles" if there else "torch.mm"
+    if float32_tiles and not bfloat16_tiles:
+        engine["bfloat16"] = "brgemm tiles, widened to float32"
+    if float32_tiles:
+        engine["float16"] = "brgemm tiles, widened to float32"
+    return {"error": None, "engine": engine, "paths": [row for op in OPS for row in _paths(op)]}
 
-    error = getattr(_native, "load_error", None)
-    return {"error": None if error is None else str(error), "engine": {}, "paths": []}
+
+def _paths(op: str) -> Iterator[dict[str, str]]:
+    for dtype in DTYPES:
+
+        def choose(rows: int, dtype: str = dtype) -> Choice:
+            algorithm, reason = torch.ops.interlace.choose(op, dtype, rows)
+            return algorithm, reason
+
+        for size, (algorithm, reason) in ranges(choose):
+            yield {"op": op, "dtype": dtype, "size": size, "algorithm": algorithm, "reason": reason}
+
+
+def ranges(choose: Callable[[int], Choice]) -> Iterator[tuple[str, Choice]]:
+    """Ranges of M over which a choice stays the same, their exact bounds found by bisection."""
+    first = 1
+    while True:
+        choice, step = choose(first), 1
+        while first + step <= LARGEST_ROWS and choose(first + step) == choice:
+            step *= 2
+        if first + step > LARGEST_ROWS:
+            yield f"M >= {first}", choice
+            return
+        same, other = first + step // 2, first + step
+        while other - same > 1:
+            middle = (same + other) // 2
+            same, other = (middle, other) if choose(middle) == choice else (same, middle)
+        yield f"M {first}..{same}" if same > first else f"M {first}", choice
+        first = other

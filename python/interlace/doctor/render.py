@@ -71,8 +71,12 @@ def _path_table(paths: list[dict[str, Any]]) -> Table:
     table = Table(
         *columns, box=box.SIMPLE_HEAD, pad_edge=False, **_title("paths, 2 or more ranks on one host")
     )
+    dtypes: dict[tuple[str, ...], list[str]] = {}
     for row in paths:
-        table.add_row(row["op"], row["dtype"], row["size"], row["algorithm"], escape(row["reason"]))
+        what = (row["op"], row["size"], row["algorithm"], row["reason"])
+        dtypes.setdefault(what, []).append(row["dtype"])
+    for (op, size, algorithm, reason), names in dtypes.items():
+        table.add_row(op, ", ".join(names), size, algorithm, escape(reason))
     return table
 
 

@@ -3,7 +3,7 @@
 #   make demo       split a pretrained model over two processes and compare with the unsplit one   ARGS="--dtype bf16"
 #   make test       the whole test suite                                                  ARGS="-k all_reduce -x"
 #   make test-gpu   the tests and timings that need a CUDA device (TORCH=torch for a CUDA torch)
-#   make bench      the benchmarks of the fused ops
+#   make bench      the benchmarks, tables and results/*.json                                    ARGS=--quick
 #   make lint       ruff, clang-format, mypy
 #   make models     check the Promela models of the signal protocol (needs spin)
 #   make emu        the CUDA kernels on CPU threads, plain and under ThreadSanitizer
@@ -38,15 +38,16 @@ test-gpu: $(stamps)/test
 	@$(python) -c "import sys, torch; torch.cuda.is_available() or sys.exit('test-gpu: torch ' + torch.__version__ + ' sees no CUDA device; on a machine with one: make test-gpu VENV=.venv-gpu TORCH=torch')"
 	$(python) -m pytest -m gpu $(ARGS)
 
-bench: $(stamps)/bench
-	$(python) -m benchmarks $(ARGS)
+bench: $(stamps)/native
+	@mkdir -p results
+	set -e; for name in gemm_collectives collectives block; do \
+	  $(python) benchmarks/$$name.py --json results/$$name.json $(ARGS); done
 
 soak: $(stamps)/test
 	$(python) -m pytest -m soak $(ARGS)
 
-models: $(stamps)/test
-	@command -v spin >/dev/null || { echo "models: spin not found (Debian, Ubuntu: apt-get install spin)"; exit 1; }
-	$(python) -m pytest tests/models $(ARGS)
+models:
+	$(PYTHON) csrc/models/check.py $(ARGS)
 
 lint: $(stamps)/dev
 	$(VENV)/bin/ruff check .
@@ -89,7 +90,7 @@ $(stamps)/native: $(stamps)/tools $(native_sources)
 	@touch $@
 
 # interlace itself is installed by now: these add what the extra of that name lists.
-$(stamps)/demo $(stamps)/test $(stamps)/bench $(stamps)/dev: $(stamps)/%: pyproject.toml | $(stamps)/native
+$(stamps)/demo $(stamps)/test $(stamps)/dev: $(stamps)/%: pyproject.toml | $(stamps)/native
 	$(pip) install --quiet "interlace[$*]"
 	@touch $@
 

@@ -47,4 +47,9 @@ def _die_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # a thread of gloo may outlive destroy_process_group for a moment; static destructors would abort the
+    # process
+    os._exit(status)

@@ -10,7 +10,7 @@ set(INTERLACE_ISA_LEVELS generic)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   # GCC 12 reports its own avx512fintrin.h as reading uninitialised values (GCC bug 105593): not our code
   set_source_files_properties(${_avx512} PROPERTIES COMPILE_OPTIONS
-    "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx2;-mfma;-Wno-uninitialized;-Wno-maybe-uninitialized")
+    "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx2;-mfma;-mf16c;-mprefer-vector-width=512;-Wno-uninitialized;-Wno-maybe-uninitialized")
   set_source_files_properties(${_avx2} PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
   if(_avx2)
     list(APPEND INTERLACE_ISA_LEVELS avx2)

@@ -3,6 +3,9 @@
 from . import functional, reference
 from .errors import CollectiveAborted, CollectiveTimeout
 from .groups import GroupInfo, destroy, init, resolve
+from .memory import memory_report
+from .packing import PackedWeight, pack_weights, unpack_weights
+from .paths import backend, last_path
 
 __version__ = "0.1.0"
 
@@ -10,10 +13,16 @@ __all__ = [
     "CollectiveAborted",
     "CollectiveTimeout",
     "GroupInfo",
+    "PackedWeight",
     "__version__",
+    "backend",
     "destroy",
     "functional",
     "init",
+    "last_path",
+    "memory_report",
+    "pack_weights",
     "reference",
     "resolve",
+    "unpack_weights",
 ]

@@ -5,7 +5,7 @@
 | INTERLACE_BACKEND | auto, fused or reference: what `interlace.backend` starts with | auto |
 | INTERLACE_TIMEOUT | seconds a rank waits for a peer before CollectiveTimeout | 300 |
 | INTERLACE_WORKSPACE | first size of a group's workspace per rank, bytes | 8 MiB |
-| INTERLACE_MAX_WORKSPACE | a workspace never grows beyond this, bytes | half of the memory limit |
+| INTERLACE_MAX_WORKSPACE | calls that need more than this per rank are cut into pieces, bytes | 64 MiB |
 | INTERLACE_ISA | generic, avx2 or avx512: cap on the instruction set of the CPU kernels | best found |
 | INTERLACE_PRINT_CONFIG | 1 prints each new choice of algorithm once, with its reason | 0 |
 """
@@ -58,7 +58,7 @@ def _read() -> Settings:
         backend=_choice("INTERLACE_BACKEND", BACKENDS, "auto"),
         timeout=_number("INTERLACE_TIMEOUT", 300.0),
         workspace_bytes=int(_number("INTERLACE_WORKSPACE", 8 << 20)),
-        max_workspace_bytes=int(_number("INTERLACE_MAX_WORKSPACE", 0.1)),  # below 1: derived from the memory limit
+        max_workspace_bytes=int(_number("INTERLACE_MAX_WORKSPACE", 64 << 20)),
         isa=_choice("INTERLACE_ISA", ISAS, ""),
         print_config=os.environ.get("INTERLACE_PRINT_CONFIG", "0") not in ("", "0"),
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, _C
 
 from . import _native, reference  # noqa: F401  (loads the schemas)
@@ -118,6 +119,16 @@ _FAKES: dict[str, Callable[..., Any]] = {
 }
 
 
+def _pack_weight(weight: Tensor) -> Tensor:
+    compute = torch.bfloat16 if weight.dtype is torch.bfloat16 and OPS.engine_info()[2] else torch.float32
+    depth = (weight.shape[1] + 1) // 2 * 2 if compute is torch.bfloat16 else weight.shape[1]
+    return weight.new_empty([(weight.shape[0] + 63) // 64, depth * 64], dtype=compute)
+
+
+def _unpack_weight(packed: Tensor, rows: int, depth: int) -> Tensor:
+    return packed.new_empty([rows, depth])
+
+
 def _autocast_kernel(op: torch._ops.OpOverload, device_type: str, key: _C.DispatchKey) -> Callable[..., Any]:
     """The rule of F.linear: floating inputs but fp64 go to the autocast dtype of the device."""
     exclude = _C.DispatchKeySet(key)
@@ -137,9 +148,65 @@ def _autocast_kernel(op: torch._ops.OpOverload, device_type: str, key: _C.Dispat
     return kernel
 
 
+def _sum_all_reduce(xs: list[Tensor], weights: list[Tensor], group_name: str) -> Tensor:
+    return reference.all_reduce(_sum_of_products(xs, weights), group_name)
+
+
+def _sum_reduce_scatter(xs: list[Tensor], weights: list[Tensor], scatter_dim: int, group_name: str) -> Tensor:
+    return reference.reduce_scatter(_sum_of_products(xs, weights), scatter_dim, group_name)
+
+
+def _sum_of_products(xs: list[Tensor], weights: list[Tensor]) -> Tensor:
+    total = F.linear(xs[0], weights[0])
+    for x, weight in zip(xs[1:], weights[1:], strict=True):
+        total = total + F.linear(x, weight)
+    return total
+
+
+def _plain(weight: Tensor, rows: int | None, x: Tensor) -> Tensor:
+    return weight if rows is None else OPS.unpack_weight(weight, rows, x.shape[-1]).to(x.dtype)
+
+
+def _plain_list(weights: list[Tensor], packed_rows: Sequence[int], depth_of: Tensor) -> list[Tensor]:
+    return [_plain(w, n, depth_of) for w, n in zip(weights, packed_rows or [None] * len(weights), strict=True)]
+
+
+def _reference_all_gather_gemm(x, weights, biases, dim, group_name, return_gathered, size=None, packed_rows=()):
+    plain = _plain_list(weights, packed_rows, x)
+    return reference.all_gather_gemm(x, plain, biases, dim, group_name, return_gathered, size)
+
+
+_REFERENCES: dict[str, Callable[..., Any]] = {
+    "all_gather_gemm": _reference_all_gather_gemm,
+    "gemm_reduce_scatter": lambda x, w, b, dim, group_name, rows=None: reference.gemm_reduce_scatter(
+        x, _plain(w, rows, x), b, dim, group_name
+    ),
+    "gemm_all_reduce": lambda x, w, b, group_name, rows=None: reference.gemm_all_reduce(
+        x, _plain(w, rows, x), b, group_name
+    ),
+    "sum_gemm_reduce_scatter": _sum_reduce_scatter,
+    "sum_gemm_all_reduce": _sum_all_reduce,
+    "column_gemm": lambda x, weights, biases, group_name, packed_rows=(): [
+        F.linear(x, w, b) for w, b in zip(_plain_list(weights, packed_rows, x), biases, strict=True)
+    ],
+    "all_reduce": reference.all_reduce,
+    "all_gather": reference.all_gather,
+    "reduce_scatter": reference.reduce_scatter,
+    "all_to_all": reference.all_to_all,
+}
+
+
 def _register() -> None:
     for name, fake in _FAKES.items():
         torch.library.register_fake(f"interlace::{name}", fake, lib=_LIB)
+        torch.library.register_fake(f"interlace::{name}_reference", fake, lib=_LIB)
+    torch.library.register_fake("interlace::pack_weight", _pack_weight, lib=_LIB)
+    torch.library.register_fake("interlace::unpack_weight", _unpack_weight, lib=_LIB)
+    for name, kernel in _REFERENCES.items():
+        _LIB.impl(f"{name}_reference", kernel, "CPU")
+        for device in ("CUDA",):  # no fused CUDA kernels yet: torch.distributed serves GPU tensors
+            _LIB.impl(f"{name}_reference", kernel, device)
+            _LIB.impl(name, kernel, device)
     for name in CAST_OPS:
         op = getattr(OPS, name).default
         _LIB.impl(name, _autocast_kernel(op, "cpu", _C.DispatchKey.AutocastCPU), "AutocastCPU")

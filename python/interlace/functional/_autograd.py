@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, _C
 
+from ..errors import translated
+
 __all__ = ["below_autograd", "register", "requires_grad", "will_need"]
 
 _LIB = torch.library.Library("interlace", "IMPL")
@@ -19,8 +21,11 @@ _LIB = torch.library.Library("interlace", "IMPL")
 
 def below_autograd(op: torch._ops.OpOverload, keyset: Any, *args: Any) -> Any:
     """Call the op's own kernel, under the Autograd key."""
-    with _C._AutoDispatchBelowAutograd():
-        return op.redispatch(keyset & _C._after_autograd_keyset, *args)
+    try:
+        with _C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & _C._after_autograd_keyset, *args)
+    except RuntimeError as error:
+        raise translated(error) from None
 
 
 def requires_grad(*tensors: Tensor | None) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..ops import OPS
 from ._autograd import below_autograd, register, requires_grad, will_need
-from .packed import plain_weight
+from ._weights import plain_weights
 
 __all__: list[str] = []
 
@@ -83,7 +83,7 @@ class _AllGatherGemm(torch.autograd.Function):
         needs = will_need(ctx, inputs)
         grad_x, grad_weights, grad_biases = None, [None] * n, [None] * n
         if needs[0]:
-            grad_outs, used = _used(grads, [plain_weight(w, ctx.packed_rows, i) for i, w in enumerate(weights)])
+            grad_outs, used = _used(grads, plain_weights(weights, ctx.packed_rows, x.shape[-1], x.dtype))
             if grad_outs:
                 grad_x = reduce_scatter_input_gradient(grad_outs, used, gather_dim, group_name)
             if return_gathered and grad_gathered is not None:
@@ -141,7 +141,7 @@ class _ColumnGemm(torch.autograd.Function):
         needs = will_need(ctx, inputs)
         grad_x, grad_weights, grad_biases = None, [None] * n, [None] * n
         if needs[0]:
-            grad_outs, used = _used(grads, [plain_weight(w, ctx.packed_rows, i) for i, w in enumerate(weights)])
+            grad_outs, used = _used(grads, plain_weights(weights, ctx.packed_rows, x.shape[-1], x.dtype))
             grad_x = all_reduce_input_gradient(grad_outs, used, ctx.group_name) if grad_outs else None
         for i, grad in enumerate(grads):
             if grad is None:

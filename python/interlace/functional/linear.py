@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, _C
 
+from ..errors import translated
 from ..groups import Group, GroupInfo, resolve
 from ..ops import OPS
 from . import column, row  # noqa: F401  (register the gradients)
 from ._check import check_dim, check_product
+from ._weights import op_weights
 
 __all__ = ["all_gather_linear", "column_linear", "linear_all_reduce", "linear_reduce_scatter"]
 
 Biases = Sequence[Tensor | None]
 
 
+def _call(op: torch._ops.OpOverload, *args: Any) -> Any:
+    """Call an op. Without gradients the Autograd kernel, which is Python, is skipped: that is most of the overhead."""
+    try:
+        if torch.is_grad_enabled():
+            return op(*args)
+        with _C._AutoDispatchBelowAutograd():
+            return op(*args)
+    except RuntimeError as error:
+        raise translated(error) from None
+
+
 def _lists(
     op: str, x: Tensor, weight: Tensor | Sequence[Tensor], bias: Tensor | Biases | None, info: GroupInfo
-) -> tuple[list[Tensor], list[Tensor | None]]:
+) -> tuple[list[Tensor], list[Tensor | None], list[int]]:
     if isinstance(weight, Tensor):
         weights, biases = [weight], [bias]
     else:
         weights = list(weight)
         biases = [None] * len(weights) if bias is None else list(bias)
     check_product(op, x, weights, biases, info)
-    return weights, biases
+    weights, packed_rows = op_weights(weights, torch.is_autocast_enabled(x.device.type))
+    return weights, biases, packed_rows
 
 
 @overload
@@ -56,15 +70,14 @@ def all_gather_linear(
     ValueError / TypeError for shapes, dims or dtypes that do not fit; CollectiveAborted when ranks disagree.
     """
     info = resolve(group)
-    weights, biases = _lists("all_gather_linear", x, weight, bias, info)
+    weights, biases, packed_rows = _lists("all_gather_linear", x, weight, bias, info)
     check_dim("all_gather_linear", "gather_dim", gather_dim, x.dim(), info)
     if info.world_size == 1:
-        outs = [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
-    elif torch.is_grad_enabled():
-        outs = OPS.all_gather_gemm(x, weights, biases, gather_dim, info.name, False, gather_size)[1]
+        outs = _local(x, weights, biases, packed_rows)
     else:
-        with _C._AutoDispatchBelowAutograd():
-            outs = OPS.all_gather_gemm.default(x, weights, biases, gather_dim, info.name, False, gather_size)[1]
+        outs = _call(
+            OPS.all_gather_gemm.default, x, weights, biases, gather_dim, info.name, False, gather_size, packed_rows
+        )[1]
     return outs[0] if isinstance(weight, Tensor) else outs
 
 
@@ -82,14 +95,11 @@ def column_linear(
     x [.., K] equal on all ranks, weight [N_r, K] -> [.., N_r]. dX = all_reduce(sum dY W), dW = dY^T X, db = sum dY.
     """
     info = resolve(group)
-    weights, biases = _lists("column_linear", x, weight, bias, info)
+    weights, biases, packed_rows = _lists("column_linear", x, weight, bias, info)
     if info.world_size == 1:
-        outs = [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
-    elif torch.is_grad_enabled():
-        outs = OPS.column_gemm(x, weights, biases, info.name)
+        outs = _local(x, weights, biases, packed_rows)
     else:
-        with _C._AutoDispatchBelowAutograd():
-            outs = OPS.column_gemm.default(x, weights, biases, info.name)
+        outs = _call(OPS.column_gemm.default, x, weights, biases, info.name, packed_rows)
     return outs[0] if isinstance(weight, Tensor) else outs
 
 
@@ -102,14 +112,12 @@ def linear_reduce_scatter(
     added once, after the sum. dX = gather(dY) W, dW = gather(dY)^T X, db = sum gather(dY): the full sum on all ranks.
     """
     info = resolve(group)
-    check_product("linear_reduce_scatter", x, [weight], [bias], info)
+    weights, _, packed_rows = _lists("linear_reduce_scatter", x, weight, bias, info)
     check_dim("linear_reduce_scatter", "scatter_dim", scatter_dim, x.dim(), info)
     if info.world_size == 1:
-        return F.linear(x, weight, bias)
-    if torch.is_grad_enabled():
-        return OPS.gemm_reduce_scatter(x, weight, bias, scatter_dim, info.name)
-    with _C._AutoDispatchBelowAutograd():
-        return OPS.gemm_reduce_scatter.default(x, weight, bias, scatter_dim, info.name)
+        return _local(x, weights, [bias], packed_rows)[0]
+    rows = packed_rows[0] if packed_rows else None
+    return _call(OPS.gemm_reduce_scatter.default, x, weights[0], bias, scatter_dim, info.name, rows)
 
 
 def linear_all_reduce(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, group: Group) -> Tensor:
@@ -119,10 +127,15 @@ def linear_all_reduce(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, 
     equal on all ranks (the loss is replicated), so dX = dY W, dW = dY^T X, db = sum dY need no communication.
     """
     info = resolve(group)
-    check_product("linear_all_reduce", x, [weight], [bias], info)
+    weights, _, packed_rows = _lists("linear_all_reduce", x, weight, bias, info)
     if info.world_size == 1:
-        return F.linear(x, weight, bias)
-    if torch.is_grad_enabled():
-        return OPS.gemm_all_reduce(x, weight, bias, info.name)
-    with _C._AutoDispatchBelowAutograd():
-        return OPS.gemm_all_reduce.default(x, weight, bias, info.name)
+        return _local(x, weights, [bias], packed_rows)[0]
+    rows = packed_rows[0] if packed_rows else None
+    return _call(OPS.gemm_all_reduce.default, x, weights[0], bias, info.name, rows)
+
+
+def _local(x: Tensor, weights: list[Tensor], biases: list[Tensor | None], packed_rows: list[int]) -> list[Tensor]:
+    """A world of one: nothing to communicate."""
+    if packed_rows:
+        return _call(OPS.column_gemm.default, x, weights, biases, "", packed_rows)
+    return [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]

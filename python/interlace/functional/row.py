@@ -10,7 +10,7 @@ from torch import Tensor
 from ..ops import OPS
 from ._autograd import below_autograd, register, requires_grad, will_need
 from .column import bias_gradient, weight_gradient
-from .packed import plain_weight
+from ._weights import plain_weights
 
 __all__: list[str] = []
 
@@ -34,7 +34,7 @@ class _GemmReduceScatter(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor):
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias = will_need(ctx, [x, weight, weight if ctx.has_bias else None])
-        plain = plain_weight(weight, [] if ctx.packed_rows is None else [ctx.packed_rows], 0)
+        (plain,) = plain_weights([weight], ctx.packed_rows, x.shape[-1], x.dtype)
         size = plain.shape[0] if ctx.scatter_dim == x.dim() - 1 else x.shape[ctx.scatter_dim]
         grad_x = grad_weight = grad_bias = gathered = None
         if need_x:
@@ -83,7 +83,8 @@ class _GemmAllReduce(torch.autograd.Function):
         need_x, need_weight, need_bias = will_need(ctx, [x, weight, weight if ctx.has_bias else None])
         grad_x = grad_weight = grad_bias = None
         if need_x:
-            grad_x = grad_out @ plain_weight(weight, [] if ctx.packed_rows is None else [ctx.packed_rows], 0)
+            (plain,) = plain_weights([weight], ctx.packed_rows, x.shape[-1], x.dtype)
+            grad_x = grad_out @ plain
         if need_weight:
             grad_weight = weight_gradient(grad_out, x)
         if need_bias:

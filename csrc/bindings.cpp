@@ -1,0 +1,119 @@
+// _C: host-side objects for Python. No torch here; tensors go through the op library.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "core/segment_layout.h"
+#include "runtime/group.h"
+#include "runtime/segment.h"
+
+namespace py = pybind11;
+
+namespace interlace {
+namespace {
+
+// The exception a signal handler raised while an op was waiting, until Python asks for it.
+struct PendingException {
+  PyObject* type = nullptr;
+  PyObject* value = nullptr;
+  PyObject* traceback = nullptr;
+};
+PendingException pending;
+
+bool signal_handler_raised() {
+  const PyGILState_STATE state = PyGILState_Ensure();
+  const bool raised = PyErr_CheckSignals() != 0;
+  if (raised) PyErr_Fetch(&pending.type, &pending.value, &pending.traceback);
+  PyGILState_Release(state);
+  return raised;
+}
+
+void raise_pending() {
+  if (pending.type == nullptr) return;
+  PyErr_Restore(pending.type, pending.value, pending.traceback);
+  pending = {};
+  throw py::error_already_set();
+}
+
+std::shared_ptr<Group> require_group(const std::string& name) {
+  auto group = find_group(name);
+  if (group == nullptr) throw py::key_error("no symmetric memory for group '" + name + "'");
+  return group;
+}
+
+void join_group(const std::string& name, int rank, Segment& own, const std::vector<int>& descriptors,
+                const std::vector<int>& pids, double timeout, bool oversubscribed, uint32_t first_epoch,
+                int64_t half_bytes, int64_t max_half_bytes) {
+  const py::gil_scoped_release release;
+  GroupOptions options;
+  options.name = name;
+  options.rank = rank;
+  options.world_size = static_cast<int>(pids.size());
+  options.pids = pids;
+  options.timeout_seconds = timeout;
+  options.oversubscribed = oversubscribed;
+  options.first_epoch = first_epoch;
+  options.half_bytes = half_bytes;
+  options.max_half_bytes = max_half_bytes;
+  std::vector<Segment> peers;
+  for (int r = 0; r < options.world_size; ++r) {
+    peers.push_back(r == rank ? Segment() : Segment::attach(descriptors[r]));
+  }
+  register_group(std::make_shared<Group>(std::move(options), std::move(own), std::move(peers)));
+}
+
+Segment create_segment(int rank, int world_size, int64_t reserve_bytes, int64_t half_bytes, uint32_t first_epoch) {
+  Segment segment = Segment::create(reserve_bytes);
+  if (const char* reason = segment.back(kControlBytes + 2 * half_bytes, world_size); *reason != 0) {
+    throw py::value_error("interlace: a workspace of 2 x " + std::to_string(half_bytes) + " bytes per rank: " + reason);
+  }
+  prepare_control_page(segment, rank, world_size, first_epoch);
+  return segment;
+}
+
+py::dict describe_group(const std::string& name) {
+  const auto group = require_group(name);
+  py::dict info;
+  info["rank"] = group->rank();
+  info["world_size"] = group->world_size();
+  info["epoch"] = group->epoch();
+  info["half_bytes"] = group->half_bytes();
+  info["segment_bytes"] = group->bytes_backed();
+  return info;
+}
+
+}  // namespace
+}  // namespace interlace
+
+PYBIND11_MODULE(_C, m) {
+  using namespace interlace;
+  m.attr("MAX_RANKS") = kMaxRanks;
+  py::class_<Segment>(m, "Segment").def_property_readonly("descriptor", &Segment::descriptor);
+  m.def("create_segment", &create_segment, py::arg("rank"), py::arg("world_size"), py::arg("reserve_bytes"),
+        py::arg("half_bytes"), py::arg("first_epoch"));
+  m.def("join_group", &join_group, py::arg("name"), py::arg("rank"), py::arg("own"), py::arg("descriptors"),
+        py::arg("pids"), py::arg("timeout"), py::arg("oversubscribed"), py::arg("first_epoch"), py::arg("half_bytes"),
+        py::arg("max_half_bytes"));
+  m.def("leave_group", &unregister_group);
+  m.def("has_group", [](const std::string& name) { return find_group(name) != nullptr; });
+  m.def("group_names", &group_names);
+  m.def("describe_group", &describe_group);
+  m.def(
+      "refuse",
+      [](const std::string& name, const std::string& text) {
+        if (const auto group = find_group(name)) {
+          const std::lock_guard lock(group->mutex());
+          group->refuse(text);
+        }
+      },
+      py::call_guard<py::gil_scoped_release>());
+  m.def("available_memory", &available_memory);
+  m.def("raise_pending", &raise_pending);
+  m.def("backend", [] { return static_cast<int>(backend()); });
+  m.def("set_backend", [](int choice) { backend() = static_cast<Backend>(choice); });
+  m.def("set_default_backend", [](int choice) { default_backend() = static_cast<Backend>(choice); });
+  m.def("last_path", [] {
+    const Path path = last_path();
+    return py::make_tuple(op_name(path.op), path.algorithm, path.reason, path.fused);
+  });
+  set_interrupt_check(&signal_handler_raised);
+}

@@ -1,0 +1,63 @@
+// The groups of this process by name. Ops take a name, so each call looks one up here.
+#include <map>
+
+#include "runtime/group.h"
+
+namespace interlace {
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<Group>, std::less<>> groups;
+};
+
+Registry& registry() {
+  static Registry* instance = new Registry;  // never destroyed: a thread may still be in a call at exit
+  return *instance;
+}
+
+}  // namespace
+
+void register_group(std::shared_ptr<Group> group) {
+  const std::lock_guard lock(registry().mutex);
+  registry().groups[group->name()] = std::move(group);
+}
+
+void unregister_group(const std::string& name) {
+  std::shared_ptr<Group> last;  // destroyed outside the lock: unmapping takes a while
+  const std::lock_guard lock(registry().mutex);
+  auto found = registry().groups.find(name);
+  if (found == registry().groups.end()) return;
+  last = std::move(found->second);
+  registry().groups.erase(found);
+}
+
+std::shared_ptr<Group> find_group(const std::string& name) {
+  const std::lock_guard lock(registry().mutex);
+  auto found = registry().groups.find(name);
+  return found == registry().groups.end() ? nullptr : found->second;
+}
+
+Backend& default_backend() {
+  static Backend choice = Backend::kAuto;
+  return choice;
+}
+
+Backend& backend() {
+  thread_local Backend choice = default_backend();
+  return choice;
+}
+
+Path& last_path() {
+  thread_local Path path;
+  return path;
+}
+
+std::vector<std::string> group_names() {
+  const std::lock_guard lock(registry().mutex);
+  std::vector<std::string> names;
+  for (const auto& [name, group] : registry().groups) names.push_back(name);
+  return names;
+}
+
+}  // namespace interlace

@@ -28,12 +28,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Ends the workers, and fails a session that selected distributed tests of which none reached its workers."""
+    """Ends the workers, and fails a session that selected distributed tests of which none reached its
+    workers."""
     distributed.session.close()
     selected = [item for item in session.items if item.get_closest_marker("distributed")]
-    if selected and not distributed.session.calls and not session.config.option.collectonly and not session.testsfailed:
+    if (
+        selected
+        and not distributed.session.calls
+        and not session.config.option.collectonly
+        and not session.testsfailed
+    ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        raise pytest.UsageError(f"{len(selected)} distributed tests were selected, but no distributed call ran")
+        raise pytest.UsageError(
+            f"{len(selected)} distributed tests were selected, but no distributed call ran"
+        )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -42,7 +50,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def no_leaks() -> Iterator[None]:
-    """After each module no file descriptor, child process, shared mapping or /dev/shm entry is left, in any process."""
+    """After each module no file descriptor, child process, shared mapping or /dev/shm entry is left, in
+    any process."""
     before = distributed.session.snapshot()
     yield
     found = distributed.session.leaks_since(before)

@@ -1,19 +1,16 @@
 """Persistent worker processes for distributed tests, with a watchdog.
 
-``run_distributed(world_size, fn, *args)`` calls the module-level ``fn(rank, world_size, *args)`` in every worker of a
-gloo process group and returns the list of results. The workers of a world size are started once and kept, because on two
-cores starting them costs more than most tests. Whatever goes wrong ends in one ``DistributedFailure`` that shows the
-traceback of the rank that failed first and the stacks of the ranks that were still running; the pool is then killed and
-the next call starts a new one.
+``run_distributed(world_size, fn, *args)`` calls the module-level ``fn(rank, world_size, *args)`` in every
+worker of a gloo process group and returns the list of results. The workers of a world size are started
+once and kept, because on two cores starting them costs more than most tests. Whatever goes wrong ends in
+one ``DistributedFailure`` that shows the traceback of the rank that failed first and the stacks of the
+ranks that were still running; the pool is then killed and the next call starts a new one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
-import faulthandler
-import importlib
 import json
 import os
 import pickle
@@ -23,19 +20,20 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from tests.leaks import Snapshot
+from tests.worker import Outcome, release, remember, subgroup
+
+__all__ = ["DistributedFailure", "Killed", "Pool", "run_distributed", "session", "subgroup"]
 
 _START_SECONDS = 120.0  # importing torch in several processes at once on a busy machine
 _GRACE_SECONDS = 5.0  # once a rank has failed, what its peers get to report on their own
 _DUMP_SECONDS = 3.0  # for the stack dump of a stuck process to reach its log
 _LOG_TAIL_BYTES = 12000
 _KEPT_WORLD_SIZES = (1, 2, 3, 4)
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 # What a worker starts with unless the caller of run_distributed says otherwise.
 _WORKER_ENV = {
@@ -48,24 +46,16 @@ _WORKER_ENV = {
 
 
 class DistributedFailure(AssertionError):
-    """A rank raised, died or ran past the time limit; the message holds tracebacks and stacks of all ranks."""
+    """A rank raised, died or ran past the time limit; the message holds tracebacks and stacks of all
+    ranks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Killed:
-    """Result of a rank that was expected to die: ``signal`` is the number that ended it, 0 for a plain exit."""
+    """Result of a rank that was expected to die: ``signal`` is the number that ended it, 0 for a plain
+    exit."""
 
     signal: int
-
-
-@dataclasses.dataclass
-class _Outcome:
-    """What one rank answered: its result, or the traceback and the time (CLOCK_MONOTONIC, shared by processes)."""
-
-    ok: bool
-    payload: bytes
-    traceback: str
-    when: float
 
 
 class _Worker:
@@ -73,11 +63,11 @@ class _Worker:
 
     def __init__(self, rank: int, world_size: int, env: dict[str, str]) -> None:
         self.rank = rank
-        self.log = tempfile.TemporaryFile()  # noqa: SIM115: closed by close()
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self.connection, theirs = Pipe()
         config = {"fd": theirs.fileno(), "rank": rank, "world_size": world_size, "path": sys.path}
         boot = "import sys, json; c = json.loads(sys.argv[1]); sys.path[:] = c['path']\n"
-        boot += "from tests.distributed import _worker_main; _worker_main(c)"
+        boot += "from tests.worker import main; main(c)"
         self.process = subprocess.Popen(
             [sys.executable, "-c", boot, json.dumps(config)],
             stdin=subprocess.DEVNULL,
@@ -97,7 +87,8 @@ class _Worker:
         return os.pread(self.log.fileno(), _LOG_TAIL_BYTES, start).decode(errors="replace")
 
     def stack_dump(self) -> str:
-        """Stacks of all threads, written by faulthandler, which works while the process hangs in native code."""
+        """Stacks of all threads, written by faulthandler, which works while the process hangs in native
+        code."""
         start = self.log_size()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGUSR1)
@@ -119,7 +110,8 @@ class _Worker:
 
 
 class Pool:
-    """The workers of one world size and environment, in one gloo process group over a TCP store on loopback."""
+    """The workers of one world size and environment, in one gloo process group over a TCP store on
+    loopback."""
 
     def __init__(self, world_size: int, env: dict[str, str]) -> None:
         self.world_size = world_size
@@ -130,12 +122,14 @@ class Pool:
             for worker in self.workers[1:]:
                 worker.connection.send_bytes(pickle.dumps(port))
             self._gather(_START_SECONDS)
-            self.call(_remember, (), _START_SECONDS, ())
+            self.call(remember, (), _START_SECONDS, ())
         except BaseException:
             self.close()
             raise
 
-    def call(self, fn: Callable[..., Any], args: Sequence[Any], timeout: float, deaths: Sequence[int]) -> list[Any]:
+    def call(
+        self, fn: Callable[..., Any], args: Sequence[Any], timeout: float, deaths: Sequence[int]
+    ) -> list[Any]:
         __tracebackhide__ = True
         request = pickle.dumps((fn.__module__, fn.__qualname__, tuple(args), sys.path))
         for worker in self.workers:
@@ -144,7 +138,9 @@ class Pool:
         results: list[Any] = []
         for worker in self.workers:
             outcome = outcomes.get(worker.rank)
-            results.append(Killed(-worker.process.wait()) if outcome is None else pickle.loads(outcome.payload))
+            results.append(
+                Killed(-worker.process.wait()) if outcome is None else pickle.loads(outcome.payload)
+            )
         return results
 
     def close(self) -> None:
@@ -152,13 +148,17 @@ class Pool:
             worker.close()
 
     def _gather(
-        self, timeout: float, name: str = "start of the workers", ranks: Sequence[int] | None = None,
+        self,
+        timeout: float,
+        name: str = "start of the workers",
+        ranks: Sequence[int] | None = None,
         deaths: Sequence[int] = (),
-    ) -> dict[int, _Outcome]:
-        """One outcome per rank; a rank in ``deaths`` has to die instead. Raises DistributedFailure otherwise."""
+    ) -> dict[int, Outcome]:
+        """One outcome per rank; a rank in ``deaths`` has to die instead. Raises DistributedFailure
+        otherwise."""
         __tracebackhide__ = True
         waiting = {w.connection: w for w in self.workers if ranks is None or w.rank in ranks}
-        outcomes: dict[int, _Outcome] = {}
+        outcomes: dict[int, Outcome] = {}
         problems: list[tuple[float, int, str]] = []
         started = time.monotonic()
         deadline = started + timeout
@@ -174,20 +174,26 @@ class Pool:
                     deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
         if not problems and not waiting:
             return outcomes
-        raise DistributedFailure(self._report(name, time.monotonic() - started, problems, list(waiting.values())))
+        raise DistributedFailure(
+            self._report(name, time.monotonic() - started, problems, list(waiting.values()))
+        )
 
     @staticmethod
     def _receive(
-        worker: _Worker, connection: Connection, outcomes: dict[int, _Outcome], deaths: Sequence[int]
+        worker: _Worker, connection: Connection, outcomes: dict[int, Outcome], deaths: Sequence[int]
     ) -> tuple[float, int, str] | None:
         try:
-            outcome: _Outcome = pickle.loads(connection.recv_bytes())
+            outcome: Outcome = pickle.loads(connection.recv_bytes())
         except (EOFError, ConnectionResetError):
             code = worker.process.wait()
             if worker.rank in deaths:
                 return None
             how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-            return time.monotonic(), worker.rank, f"the process died ({how}); its last output:\n{worker.log_tail()}"
+            return (
+                time.monotonic(),
+                worker.rank,
+                f"the process died ({how}); its last output:\n{worker.log_tail()}",
+            )
         if worker.rank in deaths:
             return outcome.when, worker.rank, f"was expected to die, but answered\n{outcome.traceback}"
         outcomes[worker.rank] = outcome
@@ -197,7 +203,11 @@ class Pool:
         self, name: str, seconds: float, problems: list[tuple[float, int, str]], stuck: list[_Worker]
     ) -> str:
         problems.sort()
-        what = f"rank {problems[0][1]} failed first" if problems else "no rank answered wrongly, but some never did"
+        what = (
+            f"rank {problems[0][1]} failed first"
+            if problems
+            else "no rank answered wrongly, but some never did"
+        )
         parts = [f"{name} on {self.world_size} ranks, after {seconds:.1f} s: {what}"]
         parts += [f"--- rank {rank} ---\n{text}" for _, rank, text in problems]
         parts += [f"--- rank {w.rank} did not answer; stacks ---\n{w.stack_dump()}" for w in stuck]
@@ -228,15 +238,20 @@ class _Session:
         return Snapshot(files, {w.process.pid for w in workers})
 
     def leaks_since(self, before: Snapshot) -> list[str]:
-        """At the end of a test module: what is left in the session, and in each worker once its groups are gone."""
+        """At the end of a test module: what is left in the session, and in each worker once its groups
+        are gone."""
         lines = [f"session: {line}" for line in before.new_in(self.snapshot())]
         for pool in list(self.pools.values()):
             try:
-                left = pool.call(_release, (), 60.0, ())
+                left = pool.call(release, (), 60.0, ())
             except DistributedFailure:
                 self.discard(pool)
                 raise
-            lines += [f"rank {rank} of {pool.world_size}: {line}" for rank, found in enumerate(left) for line in found]
+            lines += [
+                f"rank {rank} of {pool.world_size}: {line}"
+                for rank, found in enumerate(left)
+                for line in found
+            ]
         return lines
 
     def close(self) -> None:
@@ -255,15 +270,19 @@ def run_distributed(
     env: dict[str, str] | None = None,
     expect_death: Sequence[int] = (),
 ) -> list[Any]:
-    """Calls the module-level ``fn(rank, world_size, *args)`` in every worker and returns the results in rank order.
+    """Calls the module-level ``fn(rank, world_size, *args)`` in every worker and returns the results in
+    rank order.
 
     env: variables on top of the session's; such a pool, like one of more than four ranks, is not kept.
     expect_death: ranks that have to die in the call; their result is ``Killed`` and the pool is not kept.
-    Fails with DistributedFailure when a rank raises, dies unasked, or the call takes longer than ``timeout`` seconds.
+    Fails with DistributedFailure when a rank raises, dies unasked, or the call takes longer than
+    ``timeout`` seconds.
     """
     __tracebackhide__ = True
     if "." in fn.__qualname__:
-        raise ValueError(f"run_distributed: {fn.__qualname__} is not at module level, workers cannot import it")
+        raise ValueError(
+            f"run_distributed: {fn.__qualname__} is not at module level, workers cannot import it"
+        )
     pool = session.pool(world_size, env or {})
     kept = world_size in _KEPT_WORLD_SIZES and not env and not expect_death
     try:
@@ -276,102 +295,3 @@ def run_distributed(
             session.discard(pool)
     session.calls += 1
     return results
-
-
-# ---- in the worker -------------------------------------------------------------------------------------------------
-
-_subgroups: dict[tuple[int, ...], Any] = {}
-_first: list[Snapshot] = []
-
-
-def subgroup(ranks: Sequence[int]) -> Any:
-    """The process group of ``ranks``, made once per module; every rank of the pool calls it, members or not."""
-    import torch.distributed as dist
-
-    key = tuple(ranks)
-    if key not in _subgroups:
-        _subgroups[key] = dist.new_group(list(ranks))
-    return _subgroups[key]
-
-
-def _remember(rank: int, world_size: int) -> None:
-    """Right after joining the group: what is open from now on and not given back by a test module is a leak."""
-    _first.append(Snapshot())
-
-
-def _release(rank: int, world_size: int) -> list[str]:
-    """At the end of a test module: gives back what it left to the groups, and lists what remains."""
-    import torch.distributed as dist
-
-    _destroy_groups()
-    dist.barrier()
-    return _first[0].new_in(Snapshot())
-
-
-def _destroy_groups() -> None:
-    """The state of interlace first, then every group but the default one, in the order in which they were made."""
-    import torch.distributed as dist
-    from torch.distributed import distributed_c10d
-
-    interlace = sys.modules.get("interlace")
-    _subgroups.clear()
-    for group in list(distributed_c10d._world.pg_map):
-        if interlace is not None:
-            interlace.destroy(group)
-        if group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
-
-
-def _worker_main(config: dict[str, Any]) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the session may be killed: leave nothing behind
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
-    connection = Connection(config["fd"])
-    rank, world_size = config["rank"], config["world_size"]
-    try:
-        _join_group(connection, rank, world_size)
-        _answer(connection, lambda: None)
-        cores = os.sched_getaffinity(0)
-        while True:
-            request = pickle.loads(connection.recv_bytes())
-            os.sched_setaffinity(0, cores)
-            _answer(connection, lambda: _perform(request, rank, world_size))
-    except (EOFError, ConnectionResetError, BrokenPipeError):
-        os._exit(0)  # the session ended; peers end at the same time, so there is nobody left to say goodbye to
-
-
-def _join_group(connection: Connection, rank: int, world_size: int) -> None:
-    from datetime import timedelta
-
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    limit = timedelta(seconds=_START_SECONDS)
-    if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, world_size, is_master=True, wait_for_workers=False, timeout=limit)
-        _answer(connection, lambda: store.port)
-    else:
-        port = pickle.loads(connection.recv_bytes())
-        store = dist.TCPStore("127.0.0.1", port, world_size, is_master=False, timeout=limit)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
-    dist.barrier()
-
-
-def _perform(request: tuple[str, str, tuple[Any, ...], list[str]], rank: int, world_size: int) -> Any:
-    import torch
-
-    module, name, args, path = request
-    sys.path[:] = path
-    fn = getattr(importlib.import_module(module), name)
-    torch.manual_seed(1000 + rank)  # different data on every rank: equal data hides most sharding bugs
-    return fn(rank, world_size, *args)
-
-
-def _answer(connection: Connection, produce: Callable[[], Any]) -> None:
-    try:
-        outcome = _Outcome(True, pickle.dumps(produce()), "", 0.0)
-    except BaseException:  # KeyboardInterrupt and SystemExit included: the session must learn of everything
-        outcome = _Outcome(False, b"", traceback.format_exc(), 0.0)
-    outcome.when = time.monotonic()
-    connection.send_bytes(pickle.dumps(outcome))

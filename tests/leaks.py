@@ -1,4 +1,5 @@
-"""What a test module may leave behind: nothing. File descriptors, child processes, /dev/shm, shared mappings."""
+"""What a test module may leave behind: nothing. File descriptors, child processes, /dev/shm, shared
+mappings."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ _LASTING_CHILDREN = ("multiprocessing.resource_tracker",)
 
 
 def open_files(skip: Collection[int] = ()) -> collections.Counter[str]:
-    """What the open descriptors of this process point to, with counts; numbers and inodes differ from run to run."""
+    """What the open descriptors of this process point to, with counts; numbers and inodes differ from run
+    to run."""
     targets: collections.Counter[str] = collections.Counter()
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -52,7 +54,8 @@ def _lasting(pid: int) -> bool:
 
 
 class Snapshot:
-    """What a process has open at one moment; ``skip_files`` and ``skip_children`` are accounted for elsewhere."""
+    """What a process has open at one moment; ``skip_files`` and ``skip_children`` are accounted for
+    elsewhere."""
 
     def __init__(self, skip_files: Collection[int] = (), skip_children: Collection[int] = ()) -> None:
         gc.collect()
@@ -65,5 +68,7 @@ class Snapshot:
         """One line per thing that ``later`` has and this one has not."""
         lines = [f"open file {name} x{count}" for name, count in (later.files - self.files).items()]
         lines += [f"child process {pid}" for pid in later.children - self.children]
-        lines += [f"shared mapping {name} x{count}" for name, count in (later.mappings - self.mappings).items()]
+        lines += [
+            f"shared mapping {name} x{count}" for name, count in (later.mappings - self.mappings).items()
+        ]
         return lines + [f"/dev/shm/{name}" for name in later.shm - self.shm]

@@ -1,16 +1,20 @@
 """What a right answer is: unsharded torch in fp64, and how far from it an op may be.
 
-The bound, and which norm carries it. Let ``exact`` be the unsharded op in fp64 on the very same (rounded) inputs, and
-``same`` the unsharded torch op in the dtype under test. The error of ours may be 1.5 x the error of ``same``.
+The bound, and which norm carries it. Let ``exact`` be the unsharded op in fp64 on the very same (rounded)
+inputs, and ``same`` the unsharded torch op in the dtype under test. The error of ours may be 1.5 x the
+error of ``same``.
 
-* The relative Frobenius norm carries the factor 1.5. It averages over all elements, so for a few hundred elements the
-  error of two sound summation orders agrees within some per cent, and 1.5 separates one extra rounding in the middle
-  (sqrt(2), allowed: partial sums cross ranks in the dtype and are summed in fp32) from sums kept in the dtype (more).
-* The largest absolute error is an extreme value: it differs by 2 x between two sound orders. It is held to
-  ``MAX_FACTOR`` only, and is there for the one wrong element in a large tensor that the Frobenius norm does not see.
-* Small tensors: torch may hit the exact value of a single element. One correctly rounded result may be wrong by the
-  unit roundoff u, so that is always allowed for one element, and less for more elements, as u * 8 / sqrt(n): from about
-  500 elements on this is below the error of correct rounding (0.4 u) and only the factor 1.5 counts.
+* The relative Frobenius norm carries the factor 1.5. It averages over all elements, so for a few hundred
+  elements the error of two sound summation orders agrees within some per cent, and 1.5 separates one
+  extra rounding in the middle (sqrt(2), allowed: partial sums cross ranks in the dtype and are summed in
+  fp32) from sums kept in the dtype (more).
+* The largest absolute error is an extreme value: it differs by 2 x between two sound orders. It is held
+  to ``MAX_FACTOR`` only, and is there for the one wrong element in a large tensor that the Frobenius norm
+  does not see.
+* Small tensors: torch may hit the exact value of a single element. One correctly rounded result may be
+  wrong by the unit roundoff u, so that is always allowed for one element, and less for more elements, as
+  u * 8 / sqrt(n): from about 500 elements on this is below the error of correct rounding (0.4 u) and only
+  the factor 1.5 counts.
 * fp32 must also be within 1e-5 relative, whatever torch does. fp64 has no more exact oracle here: 1e-13.
 """
 
@@ -42,9 +46,14 @@ class Linear:
 
 
 def unsharded_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, grad_out: torch.Tensor, dtype: torch.dtype
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    grad_out: torch.Tensor,
+    dtype: torch.dtype,
 ) -> Linear:
-    """F.linear and its gradients in ``dtype`` on one process. x [..., K], weight [N, K], bias [N], grad_out [..., N]."""
+    """F.linear and its gradients in ``dtype`` on one process. x [..., K], weight [N, K], bias [N],
+    grad_out [..., N]."""
     leaves = [t.detach().to(dtype).contiguous().requires_grad_() for t in (x, weight, bias) if t is not None]
     out = F.linear(*leaves)
     grads = torch.autograd.grad(out, leaves, grad_out.detach().to(dtype).contiguous())
@@ -125,7 +134,9 @@ def check_bitwise(what: str, first: Sequence[torch.Tensor], second: Sequence[tor
     """Two runs of the same call: equal in every bit, NaN included."""
     for index, (a, b) in enumerate(zip(first, second, strict=True)):
         if digest(a) != digest(b):
-            raise AssertionError(f"{what}: tensor {index} differs between two runs, by {error(a, b.double())}")
+            raise AssertionError(
+                f"{what}: tensor {index} differs between two runs, by {error(a, b.double())}"
+            )
 
 
 def check_same_on_all_ranks(what: str, value: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
@@ -145,7 +156,8 @@ def digest(value: torch.Tensor) -> str:
 
 
 def chunk_sizes(size: int, parts: int) -> list[int]:
-    """torch.chunk's convention with the empty parts written out: ceil(size / parts) each, last ones shorter or empty."""
+    """torch.chunk's convention with the empty parts written out: ceil(size / parts) each, last ones
+    shorter or empty."""
     step = -(-size // parts)
     return [max(0, min(step, size - step * part)) for part in range(parts)]
 
@@ -218,14 +230,27 @@ def one_value(x: torch.Tensor) -> torch.Tensor:
 
 LAYOUTS = {
     f.__name__: f
-    for f in (contiguous, transposed, sliced, every_other_row, every_other_column, offset, expanded, one_value)
+    for f in (
+        contiguous,
+        transposed,
+        sliced,
+        every_other_row,
+        every_other_column,
+        offset,
+        expanded,
+        one_value,
+    )
 }
 
 
 @contextmanager
 def poisoned(largest: int = 1 << 20) -> Iterator[None]:
-    """Memory is NaN until written: torch.empty is filled, and freed blocks of many sizes hold NaN when reused."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    """Memory is NaN until written: torch.empty is filled, and freed blocks of many sizes hold NaN when
+    reused."""
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     torch.use_deterministic_algorithms(True, warn_only=True)  # this is what makes torch.empty write NaN
     dirty_allocator(largest)
     try:
@@ -235,7 +260,8 @@ def poisoned(largest: int = 1 << 20) -> Iterator[None]:
 
 
 def dirty_allocator(largest: int = 1 << 20) -> None:
-    """Freed blocks of 64 bytes to 4 * ``largest`` bytes that hold NaN, for scratch that does not come from torch."""
+    """Freed blocks of 64 bytes to 4 * ``largest`` bytes that hold NaN, for scratch that does not come
+    from torch."""
     blocks = []
     numel = 16
     while numel <= largest:

@@ -1,4 +1,5 @@
-"""The worker pool itself: what it returns, how it fails, that it recovers. Everything else in tests/ relies on it."""
+"""The worker pool itself: what it returns, how it fails, that it recovers. Everything else in tests/
+relies on it."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def pair_sum(rank: int, world_size: int) -> float | None:
 
 
 def open_a_file(rank: int, world_size: int) -> None:
-    _kept.append(open("/dev/null"))
+    _kept.append(os.fdopen(os.open("/dev/null", os.O_RDONLY)))
 
 
 def close_the_file(rank: int, world_size: int) -> None:
@@ -79,7 +80,8 @@ def test_workers_are_kept_and_use_one_thread() -> None:
 
 
 def test_the_rank_that_failed_first_is_shown_with_the_stacks_of_the_others() -> None:
-    """Catches a watchdog that waits out the whole limit, or hides the cause behind the peers' consequences."""
+    """Catches a watchdog that waits out the whole limit, or hides the cause behind the peers'
+    consequences."""
     started = time.monotonic()
     with pytest.raises(DistributedFailure) as failure:
         run_distributed(3, fail_on_last_rank)

@@ -1,4 +1,5 @@
-"""The oracle flags wrong ops and accepts right ones: seeded bugs of the kinds that sharded products really have."""
+"""The oracle flags wrong ops and accepts right ones: seeded bugs of the kinds that sharded products
+really have."""
 
 from __future__ import annotations
 
@@ -82,7 +83,9 @@ WRONG = (bias_on_every_rank, one_rank_missing, last_column_of_k_dropped, two_row
          stale_block, in_another_dtype)  # fmt: skip
 
 
-def judge(op: Callable[..., torch.Tensor], dtype: torch.dtype, m: int = 130, k: int = 512, n: int = 96) -> None:
+def judge(
+    op: Callable[..., torch.Tensor], dtype: torch.dtype, m: int = 130, k: int = 512, n: int = 96
+) -> None:
     x, weight, bias = problem(m, k, n, dtype)
     exact = F.linear(x.double(), weight.double(), bias.double())
     oracle.check_close(op.__name__, op(x, weight, bias), exact, F.linear(x, weight, bias))
@@ -112,7 +115,8 @@ def test_a_right_op_passes(dtype: torch.dtype, shape: tuple[int, int, int]) -> N
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_partial_sums_may_cross_ranks_in_half_precision(dtype: torch.dtype) -> None:
-    """Catches a bound below sqrt(2): measured 1.37 to 1.45 for this op, 1.63 and more for sums kept in the dtype."""
+    """Catches a bound below sqrt(2): measured 1.37 to 1.45 for this op, 1.63 and more for sums kept in
+    the dtype."""
     judge(partials_cross_in_the_dtype, dtype, 300, 1024, 200)
 
 
@@ -124,7 +128,7 @@ def test_exact_comparison_sees_one_element() -> None:
     with pytest.raises(AssertionError, match=r"1 of 90000 elements differ, first at \[17, 33\]"):
         oracle.check_equal("one off", value, torch.ones(300, 300).double())
     value[17, 33] = float("nan")
-    with pytest.raises(AssertionError, match="nan instead of 1.0"):
+    with pytest.raises(AssertionError, match=r"nan instead of 1\.0"):
         oracle.check_equal("nan", value, torch.ones(300, 300).double())
 
 
@@ -161,7 +165,8 @@ def test_layouts_change_strides_only(name: str, shape: tuple[int, ...]) -> None:
 
 
 def test_poisoned_memory_is_nan_until_written() -> None:
-    """Catches a poison that no longer works with this torch: every test under it would prove less than it says."""
+    """Catches a poison that no longer works with this torch: every test under it would prove less than it
+    says."""
     with oracle.poisoned():
         assert torch.empty(1000).isnan().all()
         assert torch.empty(10, dtype=torch.bfloat16).isnan().all()

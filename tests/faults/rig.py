@@ -1,4 +1,5 @@
-"""What the fault tests share: a fresh group with a short limit, a call that reports how it ended, a health check."""
+"""What the fault tests share: a fresh group with a short limit, a call that reports how it ended, a
+health check."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from tests import oracle
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """How a call ended: the name of the exception class ('' when it returned), its text, and the seconds it took."""
+    """How a call ended: the name of the exception class ('' when it returned), its text, and the seconds
+    it took."""
 
     error: str
     text: str
@@ -25,7 +27,8 @@ class Ending:
 
 
 def restart(timeout: float = 20.0, group: Any = None, **options: Any) -> None:
-    """The group anew, so that no test starts in the state that another one left. Collective over the group."""
+    """The group anew, so that no test starts in the state that another one left. Collective over the
+    group."""
     dist.barrier(group)
     interlace.destroy(group)
     dist.barrier(group)

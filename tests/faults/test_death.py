@@ -1,4 +1,5 @@
-"""A rank dies or leaves: its peers raise within seconds, name it, and go on with groups that it was not in."""
+"""A rank dies or leaves: its peers raise within seconds, name it, and go on with groups that it was not
+in."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ CALLS = {
     "all_reduce": lambda: il.all_reduce(torch.ones(8), group=None),
     "large all_reduce": lambda: il.all_reduce(torch.ones(1 << 20), group=None),
     "linear_all_reduce": lambda: il.linear_all_reduce(torch.ones(4, 8), torch.ones(8, 8), group=None),
-    "linear_reduce_scatter": lambda: il.linear_reduce_scatter(torch.ones(300, 8), torch.ones(8, 8), group=None),
+    "linear_reduce_scatter": lambda: il.linear_reduce_scatter(
+        torch.ones(300, 8), torch.ones(8, 8), group=None
+    ),
     "all_gather_linear": lambda: il.all_gather_linear(torch.ones(300, 8), torch.ones(8, 8), group=None),
 }
 
@@ -146,7 +149,8 @@ def fork_and_call(rank: int, world_size: int) -> tuple[str, int]:
 
 
 def test_a_forked_child_is_refused_and_the_parent_goes_on() -> None:
-    """Catches a child that writes into its parent's workspace, or waits for signals that its parent consumes."""
+    """Catches a child that writes into its parent's workspace, or waits for signals that its parent
+    consumes."""
     for text, status in run_distributed(2, fork_and_call):
         assert status == 0 and "fork" in text and "spawn" in text, text
 

@@ -19,11 +19,15 @@ f32, bf16, f64 = torch.float32, torch.bfloat16, torch.float64
 
 
 def _row(m: int, n: int, dtype: torch.dtype = f32, **options: int) -> Callable[[], Tensor]:
-    return lambda: il.linear_reduce_scatter(torch.ones(m, 8, dtype=dtype), torch.ones(n, 8, dtype=dtype), group=None, **options)
+    return lambda: il.linear_reduce_scatter(
+        torch.ones(m, 8, dtype=dtype), torch.ones(n, 8, dtype=dtype), group=None, **options
+    )
 
 
 def _reduce(m: int, n: int, dtype: torch.dtype = f32) -> Callable[[], Tensor]:
-    return lambda: il.linear_all_reduce(torch.ones(m, 8, dtype=dtype), torch.ones(n, 8, dtype=dtype), group=None)
+    return lambda: il.linear_all_reduce(
+        torch.ones(m, 8, dtype=dtype), torch.ones(n, 8, dtype=dtype), group=None
+    )
 
 
 def _gather(k: int, dtype: torch.dtype = f32, count: int = 1, **options: int) -> Callable[[], object]:
@@ -81,7 +85,8 @@ def swapped(rank: int, world_size: int) -> list[Ending]:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_swapped_order_aborts_the_calls_that_do_not_match(world_size: int) -> None:
-    """Catches ranks that wait for each other in different calls; the call in the middle is the same and works."""
+    """Catches ranks that wait for each other in different calls; the call in the middle is the same and
+    works."""
     for endings in run_distributed(world_size, swapped):
         assert [e.error for e in endings] == ["CollectiveAborted", "", "CollectiveAborted"], endings
 
@@ -90,12 +95,12 @@ class Tiny(torch.autograd.Function):
     """Fails in backward on one rank: an error of the user's in the middle of a graph."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, fails: bool) -> Tensor:  # noqa: ANN001
+    def forward(ctx, x: Tensor, fails: bool) -> Tensor:
         ctx.fails = fails
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN001
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
         if ctx.fails:
             raise ZeroDivisionError("on this rank only")
         return grad, None
@@ -103,38 +108,92 @@ class Tiny(torch.autograd.Function):
 
 BAD: dict[str, tuple[Callable[[], object], str, str]] = {
     "weight of another k": (
-        lambda: il.linear_all_reduce(torch.ones(3, 8), torch.ones(4, 9), group=None), "ValueError", "linear_all_reduce"),
+        lambda: il.linear_all_reduce(torch.ones(3, 8), torch.ones(4, 9), group=None),
+        "ValueError",
+        "linear_all_reduce",
+    ),
     "gather of another k": (
-        lambda: il.all_gather_linear(torch.ones(3, 8), torch.ones(4, 9), group=None), "ValueError", "all_gather_linear"),
+        lambda: il.all_gather_linear(torch.ones(3, 8), torch.ones(4, 9), group=None),
+        "ValueError",
+        "all_gather_linear",
+    ),
     "bias of another n": (
         lambda: il.linear_reduce_scatter(torch.ones(3, 8), torch.ones(4, 8), torch.ones(5), group=None),
-        "ValueError", "linear_reduce_scatter"),
+        "ValueError",
+        "linear_reduce_scatter",
+    ),
     "fp32 x with bf16 weight": (
-        lambda: il.linear_all_reduce(torch.ones(3, 8), torch.ones(4, 8, dtype=bf16), group=None), "TypeError", "bfloat16"),
+        lambda: il.linear_all_reduce(torch.ones(3, 8), torch.ones(4, 8, dtype=bf16), group=None),
+        "TypeError",
+        "bfloat16",
+    ),
     "bf16 bias": (
-        lambda: il.all_gather_linear(torch.ones(3, 8), torch.ones(4, 8), torch.ones(4, dtype=bf16), group=None),
-        "TypeError", "bfloat16"),
+        lambda: il.all_gather_linear(
+            torch.ones(3, 8), torch.ones(4, 8), torch.ones(4, dtype=bf16), group=None
+        ),
+        "TypeError",
+        "bfloat16",
+    ),
     "integers": (
-        lambda: il.linear_all_reduce(torch.ones(3, 8, dtype=torch.int64), torch.ones(4, 8, dtype=torch.int64), group=None),
-        "TypeError", "int64"),
-    "complex numbers": (lambda: il.all_reduce(torch.ones(3, dtype=torch.complex64), group=None), "TypeError", "complex64"),
+        lambda: il.linear_all_reduce(
+            torch.ones(3, 8, dtype=torch.int64), torch.ones(4, 8, dtype=torch.int64), group=None
+        ),
+        "TypeError",
+        "int64",
+    ),
+    "complex numbers": (
+        lambda: il.all_reduce(torch.ones(3, dtype=torch.complex64), group=None),
+        "TypeError",
+        "complex64",
+    ),
     "scatter_dim": (
-        lambda: il.linear_reduce_scatter(torch.ones(3, 8), torch.ones(4, 8), group=None, scatter_dim=2), "ValueError", "scatter_dim"),
+        lambda: il.linear_reduce_scatter(torch.ones(3, 8), torch.ones(4, 8), group=None, scatter_dim=2),
+        "ValueError",
+        "scatter_dim",
+    ),
     "gather_dim": (
-        lambda: il.all_gather_linear(torch.ones(3, 8), torch.ones(4, 8), group=None, gather_dim=-3), "ValueError", "gather_dim"),
-    "dim of reduce_scatter": (lambda: il.reduce_scatter(torch.ones(3), group=None, dim=1), "ValueError", "dim"),
+        lambda: il.all_gather_linear(torch.ones(3, 8), torch.ones(4, 8), group=None, gather_dim=-3),
+        "ValueError",
+        "gather_dim",
+    ),
+    "dim of reduce_scatter": (
+        lambda: il.reduce_scatter(torch.ones(3), group=None, dim=1),
+        "ValueError",
+        "dim",
+    ),
     "dim of all_gather": (lambda: il.all_gather(torch.ones(()), group=None), "ValueError", "all_gather"),
-    "scalar x": (lambda: il.linear_all_reduce(torch.ones(()), torch.ones(4, 8), group=None), "ValueError", "linear_all_reduce"),
+    "scalar x": (
+        lambda: il.linear_all_reduce(torch.ones(()), torch.ones(4, 8), group=None),
+        "ValueError",
+        "linear_all_reduce",
+    ),
     "weight of three dims": (
-        lambda: il.linear_all_reduce(torch.ones(3, 8), torch.ones(1, 4, 8), group=None), "ValueError", "linear_all_reduce"),
+        lambda: il.linear_all_reduce(torch.ones(3, 8), torch.ones(1, 4, 8), group=None),
+        "ValueError",
+        "linear_all_reduce",
+    ),
     "more biases than weights": (
-        lambda: il.all_gather_linear(torch.ones(3, 8), [torch.ones(4, 8)], [None, None], group=None), "ValueError", "biases"),
+        lambda: il.all_gather_linear(torch.ones(3, 8), [torch.ones(4, 8)], [None, None], group=None),
+        "ValueError",
+        "biases",
+    ),
     "no weights": (lambda: il.all_gather_linear(torch.ones(3, 8), [], group=None), "ValueError", "weight"),
     "gather_size": (
-        lambda: il.all_gather_linear(torch.ones(3, 8), torch.ones(4, 8), group=None, gather_size=1000), "ValueError", "gather_size"),
-    "split sizes": (lambda: il.all_to_all(torch.ones(6), [1, 2], [3, 4], group=None), "ValueError", "input_split_sizes"),
-    "count of split sizes": (lambda: il.all_to_all(torch.ones(6), [6], [6], group=None), "ValueError", "output_split_sizes"),
-}  # fmt: skip
+        lambda: il.all_gather_linear(torch.ones(3, 8), torch.ones(4, 8), group=None, gather_size=1000),
+        "ValueError",
+        "gather_size",
+    ),
+    "split sizes": (
+        lambda: il.all_to_all(torch.ones(6), [1, 2], [3, 4], group=None),
+        "ValueError",
+        "input_split_sizes",
+    ),
+    "count of split sizes": (
+        lambda: il.all_to_all(torch.ones(6), [6], [6], group=None),
+        "ValueError",
+        "output_split_sizes",
+    ),
+}
 
 
 def bad_everywhere(rank: int, world_size: int) -> dict[str, Ending]:
@@ -148,7 +207,8 @@ def bad_everywhere(rank: int, world_size: int) -> dict[str, Ending]:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_bad_arguments_are_refused_on_every_rank_before_any_signal(world_size: int) -> None:
-    """Catches errors that differ between ranks, internal errors shown to users, and counters that run apart."""
+    """Catches errors that differ between ranks, internal errors shown to users, and counters that run
+    apart."""
     for endings in run_distributed(world_size, bad_everywhere):
         wrong = {}
         for name, ending in endings.items():
@@ -203,7 +263,9 @@ def test_a_rank_that_skips_a_call_is_told_when_it_comes_back(world_size: int) ->
     results = run_distributed(world_size, user_error)
     assert results[0][0].error == "CollectiveAborted" and results[0][0].seconds < 1, results[0]
     errors = [endings[0].error for endings in results[1:]]
-    assert "CollectiveTimeout" in errors and set(errors) <= {"CollectiveTimeout", "CollectiveAborted"}, results
+    assert "CollectiveTimeout" in errors and set(errors) <= {"CollectiveTimeout", "CollectiveAborted"}, (
+        results
+    )
 
 
 def error_in_backward(rank: int, world_size: int) -> list[Ending]:
@@ -233,7 +295,12 @@ def test_an_error_inside_backward_reaches_the_peers() -> None:
 
 def deadline(rank: int, world_size: int, call: str) -> Ending | None:
     restart(timeout=0.5)
-    calls = {"linear_all_reduce": _reduce(300, 8), "linear_reduce_scatter": _row(6, 8), "all_gather_linear": _gather(8), "all_reduce": _plain(5)}
+    calls = {
+        "linear_all_reduce": _reduce(300, 8),
+        "linear_reduce_scatter": _row(6, 8),
+        "all_gather_linear": _gather(8),
+        "all_reduce": _plain(5),
+    }
     ending = None if rank == 0 else attempt(calls[call])
     dist.barrier()
     if rank == 0:
@@ -243,12 +310,22 @@ def deadline(rank: int, world_size: int, call: str) -> Ending | None:
     return ending
 
 
-@pytest.mark.parametrize("call", ["linear_all_reduce", "linear_reduce_scatter", "all_gather_linear", "all_reduce"])
+@pytest.mark.parametrize(
+    "call", ["linear_all_reduce", "linear_reduce_scatter", "all_gather_linear", "all_reduce"]
+)
 def test_the_deadline_names_op_rank_peer_chunk_want_and_seen(call: str) -> None:
     """Catches a time-out that only says that something timed out."""
     ending = run_distributed(2, deadline, call)[1]
     op = {"linear_all_reduce": "gemm_all_reduce", "linear_reduce_scatter": "gemm_reduce_scatter",
           "all_gather_linear": "all_gather_gemm", "all_reduce": "all_reduce"}[call]  # fmt: skip
     assert ending.error == "CollectiveTimeout" and 0.4 < ending.seconds < 3, ending
-    for pattern in (op, r"group '[^']+'", "rank 1 of 2", r"for rank 0", r"chunk \d+", r"wanted .*epoch \d+", r"seen .*\d+"):
+    for pattern in (
+        op,
+        r"group '[^']+'",
+        "rank 1 of 2",
+        r"for rank 0",
+        r"chunk \d+",
+        r"wanted .*epoch \d+",
+        r"seen .*\d+",
+    ):
         assert re.search(pattern, ending.text), (pattern, ending)

@@ -33,7 +33,8 @@ def no_shm(rank: int, world_size: int) -> tuple[int, list[str]]:
 
 
 def test_a_large_workspace_needs_nothing_in_dev_shm() -> None:
-    """Catches a workspace in /dev/shm: containers have 64 MB there, and running out of it is SIGBUS with no message."""
+    """Catches a workspace in /dev/shm: containers have 64 MB there, and running out of it is SIGBUS with
+    no message."""
     for used, names in run_distributed(2, no_shm):
         assert used < 16 << 20 and names == []
 
@@ -56,7 +57,8 @@ def too_large(rank: int, world_size: int, size: int) -> tuple[Ending, Ending]:
 @pytest.mark.parametrize("size", [1 << 44, 1 << 60])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_workspace_beyond_the_memory_is_refused_on_every_rank(world_size: int, size: int) -> None:
-    """Catches a rank that fails alone while its peers wait for its descriptor, and death by the memory killer."""
+    """Catches a rank that fails alone while its peers wait for its descriptor, and death by the memory
+    killer."""
     for one, everywhere in run_distributed(world_size, too_large, size):
         for ending in (one, everywhere):
             assert ending.error in ("ValueError", "RuntimeError", "MemoryError", "CollectiveAborted"), ending
@@ -123,7 +125,8 @@ def nine(rank: int, world_size: int) -> tuple[bool, str, str, list[str]]:
 
 @pytest.mark.slow
 def test_nine_ranks_on_a_host_fall_back_and_say_so() -> None:
-    """Catches a table of eight entries that the ninth rank overruns, and users who are slower without being told."""
+    """Catches a table of eight entries that the ninth rank overruns, and users who are slower without
+    being told."""
     for fused, reason, fallback, told in run_distributed(9, nine, timeout=120):
         assert not fused and "8" in fallback and reason
         assert len(told) == 1, told
@@ -155,13 +158,20 @@ def test_groups_that_are_none_of_the_callers_are_refused() -> None:
 
 
 def test_without_a_process_group_the_error_says_what_to_call() -> None:
-    """Catches an internal error of torch for the most common mistake of a newcomer. Own process: no group, ever."""
+    """Catches an internal error of torch for the most common mistake of a newcomer. Own process: no
+    group, ever."""
     code = "import torch, interlace.functional as il; il.all_reduce(torch.ones(2), group=None)"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and last.startswith("ValueError") and "init_process_group" in last, done.stderr
+    assert done.returncode == 1 and last.startswith("ValueError") and "init_process_group" in last, (
+        done.stderr
+    )
 
 
 def job(rank: int, world_size: int, number: int) -> int:

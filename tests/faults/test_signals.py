@@ -1,4 +1,5 @@
-"""Signals while a rank waits: handlers run at once, an exception from a handler ends the call for everybody."""
+"""Signals while a rank waits: handlers run at once, an exception from a handler ends the call for
+everybody."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from tests.faults.rig import Ending, attempt, check_health, restart
 CALLS = {
     "all_reduce": lambda: il.all_reduce(torch.ones(5), group=None),
     "all_gather_linear": lambda: il.all_gather_linear(torch.ones(3, 8), torch.ones(4, 8), group=None),
-    "linear_reduce_scatter": lambda: il.linear_reduce_scatter(torch.ones(300, 8), torch.ones(4, 8), group=None),
+    "linear_reduce_scatter": lambda: il.linear_reduce_scatter(
+        torch.ones(300, 8), torch.ones(4, 8), group=None
+    ),
 }
 
 
@@ -62,7 +65,9 @@ def interrupted(rank: int, world_size: int, number: int, name: str) -> tuple[End
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "Stop")])
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "Stop")]
+)
 def test_an_exception_of_a_signal_handler_ends_the_wait(number: int, error: str, name: str) -> None:
     """Catches a rank that ignores Ctrl-C, swallows the handler's exception, or leaves its peers waiting."""
     results = run_distributed(2, interrupted, number, name)
@@ -72,13 +77,16 @@ def test_an_exception_of_a_signal_handler_ends_the_wait(number: int, error: str,
 
 
 def handled(rank: int, world_size: int) -> list[float]:
-    """The handler returns: the call goes on and gives its result; the handler ran during the wait, not after it."""
+    """The handler returns: the call goes on and gives its result; the handler ran during the wait, not
+    after it."""
     restart(timeout=20.0)
     times: list[float] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: times.append(time.monotonic()))
     send_later(rank, signal.SIGTERM)
     if rank == 1:
-        threading.Event().wait(0.5)  # rank 0 waits on, so a handler that runs only after the call is seen to be late
+        threading.Event().wait(
+            0.5
+        )  # rank 0 waits on, so a handler that runs only after the call is seen to be late
     if rank == 1:
         times.append(time.monotonic())
     out = il.all_reduce(torch.ones(5), group=None)

@@ -36,13 +36,15 @@ def tiny_sums(rank: int, world_size: int, calls: int) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_two_hundred_thousand_tiny_all_reduces(world_size: int) -> None:
-    """Catches a flag that is used again too early (ABA), missing acquire or release, and waits that keep the core."""
+    """Catches a flag that is used again too early (ABA), missing acquire or release, and waits that keep
+    the core."""
     times = run_distributed(world_size, tiny_sums, 200_000, timeout=280)
     print(f"{world_size} ranks: {max(times):.1f} us per call")
 
 
-def random_calls(rank: int, world_size: int, calls: int, slow_rank: int, group=None, seed: int = 0) -> int:  # noqa: ANN001
-    """Ops and shapes from a seed that all ranks share; delays from one of their own, most of them on one rank."""
+def random_calls(rank: int, world_size: int, calls: int, slow_rank: int, group=None, seed: int = 0) -> int:
+    """Ops and shapes from a seed that all ranks share; delays from one of their own, most of them on one
+    rank."""
     shared, own = random.Random(seed), random.Random(1000 + rank)
     total = float(world_size * (world_size + 1) // 2)
     mine = rank + 1.0
@@ -51,7 +53,9 @@ def random_calls(rank: int, world_size: int, calls: int, slow_rank: int, group=N
     for call in range(calls):
         if own.random() < (0.05 if rank == slow_rank else 0.003):
             delayed += 1
-            time.sleep(own.choice((0.0, 1e-5, 1e-4, 1e-3)))  # the fault that is injected, not a way to synchronise
+            time.sleep(
+                own.choice((0.0, 1e-5, 1e-4, 1e-3))
+            )  # the fault that is injected, not a way to synchronise
         rows = shared.choice((0, 1, 2, 3, 5, 17, 64, 65, 130, 300))
         x = torch.full((rows, 8), mine)
         op = shared.randrange(7)
@@ -61,7 +65,11 @@ def random_calls(rank: int, world_size: int, calls: int, slow_rank: int, group=N
             out, expected = il.linear_all_reduce(x, eye, group=group), x.new_full((rows, 8), total)
         elif op in (2, 3):
             size = oracle.chunk_sizes(rows, world_size)[rank]
-            scatter = il.reduce_scatter(x, group=group) if op == 2 else il.linear_reduce_scatter(x, eye, group=group)
+            scatter = (
+                il.reduce_scatter(x, group=group)
+                if op == 2
+                else il.linear_reduce_scatter(x, eye, group=group)
+            )
             out, expected = scatter, x.new_full((size, 8), total)
         elif op in (4, 5):
             out = il.all_gather(x, group=group) if op == 4 else il.all_gather_linear(x, eye, group=group)
@@ -71,7 +79,11 @@ def random_calls(rank: int, world_size: int, calls: int, slow_rank: int, group=N
             sends = counts[rank * world_size : (rank + 1) * world_size]
             receives = counts[rank::world_size]
             out = il.all_to_all(torch.full((sum(sends), 3), mine), receives, sends, group=group)
-            expected = torch.arange(1.0, world_size + 1).repeat_interleave(torch.tensor(receives))[:, None].expand(-1, 3)
+            expected = (
+                torch.arange(1.0, world_size + 1)
+                .repeat_interleave(torch.tensor(receives))[:, None]
+                .expand(-1, 3)
+            )
         oracle.check_equal(f"call {call}, op {op}, {rows} rows", out, expected)
     return delayed
 
@@ -103,7 +115,8 @@ def near_the_wrap(rank: int, world_size: int, first_epoch: int) -> None:
 @pytest.mark.parametrize("first_epoch", WRAPS)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_counters_may_wrap(world_size: int, first_epoch: int) -> None:
-    """Catches a plain comparison of epochs, and an epoch that loses its high bits when packed with a chunk."""
+    """Catches a plain comparison of epochs, and an epoch that loses its high bits when packed with a
+    chunk."""
     run_distributed(world_size, near_the_wrap, first_epoch)
 
 
@@ -124,7 +137,8 @@ def on_one_core(rank: int, world_size: int, known: bool) -> float:
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_all_ranks_on_one_core(world_size: int, known: bool) -> None:
-    """Catches a spin that keeps the only core from the rank it waits for: each call would cost a time slice."""
+    """Catches a spin that keeps the only core from the rank it waits for: each call would cost a time
+    slice."""
     run_distributed(world_size, on_one_core, known, timeout=60)
 
 
@@ -152,7 +166,8 @@ def two_threads(rank: int, world_size: int) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_two_threads_with_a_group_each(world_size: int) -> None:
-    """Catches an op that holds the interpreter lock while it waits: two ranks then wait for each other's threads."""
+    """Catches an op that holds the interpreter lock while it waits: two ranks then wait for each other's
+    threads."""
     run_distributed(world_size, two_threads, timeout=90)
 
 
@@ -164,7 +179,9 @@ def slowest_first(rank: int, world_size: int) -> list[str]:
     seen = []
     for m in (1, 64, 65, 128, 1024):
         if rank == 0:
-            time.sleep(0.05)  # the fault that is injected: a rank that measures or decides by time would differ
+            time.sleep(
+                0.05
+            )  # the fault that is injected: a rank that measures or decides by time would differ
         il.linear_all_reduce(torch.ones(m, 64), torch.ones(48, 64), group=None)
         seen.append(interlace.last_path().algorithm)
     return seen

@@ -1,8 +1,8 @@
 """One call of each parallel linear, forward and backward, checked against the unsharded layer.
 
-Every rank builds the data of all ranks from a shared seed, so that it can compute the unsharded layer by itself and
-still holds data that no other rank holds. ``OPS[name](case, group)`` runs the op once and returns output and gradients;
-``check(name, case, group)`` compares them with the oracle.
+Every rank builds the data of all ranks from a shared seed, so that it can compute the unsharded layer by
+itself and still holds data that no other rank holds. ``OPS[name](case, group)`` runs the op once and
+returns output and gradients; ``check(name, case, group)`` compares them with the oracle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Case:
     dtype: torch.dtype = torch.float32
     dim: int = 0  # gathered or scattered, may be negative; the last one is k (gather) or n (scatter)
     bias: bool = True
-    exact: bool = True  # small integers, compared with ==; else normal numbers, compared by the bound of the oracle
+    exact: bool = (
+        True  # small integers, compared with ==; else normal numbers, compared by the bound of the oracle
+    )
     x_layout: str = "contiguous"
     weight_layout: str = "contiguous"
     grad_layout: str = "contiguous"
@@ -92,16 +94,31 @@ def _bounds(sizes: list[int], rank: int) -> slice:
     return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
 
 
-def _columns(case: Case, rank: int, world_size: int, make: _Maker) -> tuple[list[list[Tensor]], list[list[Tensor | None]], list[slice]]:
-    """Weights and biases [weight][rank] of a layer whose rows of W are cut, and this rank's rows in the whole."""
+def _columns(
+    case: Case, rank: int, world_size: int, make: _Maker
+) -> tuple[list[list[Tensor]], list[list[Tensor | None]], list[slice]]:
+    """Weights and biases [weight][rank] of a layer whose rows of W are cut, and this rank's rows in the
+    whole."""
     sizes = oracle.split_sizes(case.n, world_size)
     weights = [[make(n, case.k, layout=case.weight_layout) for n in sizes] for _ in range(case.weights)]
     biases = [[make.bias(n) for n in sizes] for _ in range(case.weights)]
     own = _bounds(sizes, rank)
-    return weights, biases, [slice(i * case.n + own.start, i * case.n + own.stop) for i in range(case.weights)]
+    return (
+        weights,
+        biases,
+        [slice(i * case.n + own.start, i * case.n + own.stop) for i in range(case.weights)],
+    )
 
 
-def _column_parts(case: Case, rank: int, world_size: int, make: _Maker, x: Tensor, whole_x: Tensor, own_x: Callable[[Tensor], Tensor]) -> Local:
+def _column_parts(
+    case: Case,
+    rank: int,
+    world_size: int,
+    make: _Maker,
+    x: Tensor,
+    whole_x: Tensor,
+    own_x: Callable[[Tensor], Tensor],
+) -> Local:
     weights, biases, rows = _columns(case, rank, world_size, make)
     sizes = oracle.split_sizes(case.n, world_size)
     grads = [[make(*case.lead, n, layout=case.grad_layout) for n in sizes] for _ in range(case.weights)]
@@ -134,7 +151,13 @@ def gather_parts(case: Case, rank: int, world_size: int) -> Local:
         shards.append(make(*shape, layout=case.x_layout))
     whole_x = _cat(shards, case.dim)
     return _column_parts(
-        case, rank, world_size, make, shards[rank], whole_x, lambda g: oracle.chunk(g, case.dim, rank, world_size)
+        case,
+        rank,
+        world_size,
+        make,
+        shards[rank],
+        whole_x,
+        lambda g: oracle.chunk(g, case.dim, rank, world_size),
     )
 
 
@@ -189,21 +212,21 @@ def _as_list(outs: Tensor | list[Tensor]) -> list[Tensor]:
     return [outs] if isinstance(outs, Tensor) else list(outs)
 
 
-def all_gather_linear(x, weights, biases, case, group):  # noqa: ANN001, ANN201: one signature for the table below
+def all_gather_linear(x, weights, biases, case, group):
     size = (*case.lead, case.k)[case.dim] if case.give_size else None
     w, b = _weights(weights), _weights(biases)
     return _as_list(il.all_gather_linear(x, w, b, group=group, gather_dim=case.dim, gather_size=size))
 
 
-def column_linear(x, weights, biases, case, group):  # noqa: ANN001, ANN201
+def column_linear(x, weights, biases, case, group):
     return _as_list(il.column_linear(x, _weights(weights), _weights(biases), group=group))
 
 
-def linear_reduce_scatter(x, weights, biases, case, group):  # noqa: ANN001, ANN201
+def linear_reduce_scatter(x, weights, biases, case, group):
     return [il.linear_reduce_scatter(x, weights[0], biases[0], group=group, scatter_dim=case.dim)]
 
 
-def linear_all_reduce(x, weights, biases, case, group):  # noqa: ANN001, ANN201
+def linear_all_reduce(x, weights, biases, case, group):
     return [il.linear_all_reduce(x, weights[0], biases[0], group=group)]
 
 

@@ -1,4 +1,5 @@
-"""What autograd asks of the ops: halves of a backward, repeated backward, recomputation, autocast, weights used twice."""
+"""What autograd asks of the ops: halves of a backward, repeated backward, recomputation, autocast,
+weights used twice."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from tests import oracle
 from tests.distributed import run_distributed
 from tests.ops.linears import OPS, Case, Local
 
+
 class CountOps(torch.utils._python_dispatch.TorchDispatchMode):
     """Names of the interlace ops that were called, in order; matrix products of torch as 'mm'."""
 
@@ -20,7 +22,7 @@ class CountOps(torch.utils._python_dispatch.TorchDispatchMode):
         super().__init__()
         self.calls: list[str] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "interlace":
             self.calls.append(func.__name__.split(".")[0])
         elif func.__name__.split(".")[0] in ("mm", "matmul", "linear", "addmm", "bmm"):
@@ -28,7 +30,9 @@ class CountOps(torch.utils._python_dispatch.TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def leaves_of(name: str, case: Case, rank: int, world_size: int) -> tuple[Local, list[torch.Tensor], torch.Tensor]:
+def leaves_of(
+    name: str, case: Case, rank: int, world_size: int
+) -> tuple[Local, list[torch.Tensor], torch.Tensor]:
     local = OPS[name][0](case, rank, world_size)
     leaves = [t.detach().requires_grad_() for t in (local.x, local.weights[0], local.biases[0])]
     (out,) = OPS[name][1](leaves[0], [leaves[1]], [leaves[2]], case, None)
@@ -60,7 +64,8 @@ EXPECTED_HALVES = {
 
 @pytest.mark.parametrize("name", OPS)
 def test_each_half_of_backward_does_only_its_own_work(name: str) -> None:
-    """Catches zero-bubble pipelines paying every collective twice, because needs_input_grad says yes to both halves."""
+    """Catches zero-bubble pipelines paying every collective twice, because needs_input_grad says yes to
+    both halves."""
     for for_input, for_weight, for_both in run_distributed(2, halves, name):
         assert (for_input, for_weight) == EXPECTED_HALVES[name]
         assert len(for_both) <= len(for_input) + len(for_weight)
@@ -122,7 +127,7 @@ def recomputed(rank: int, world_size: int) -> None:
             for through in (False, True):
                 leaves = [t.detach().requires_grad_() for t in (local.x, local.weights[0], local.biases[0])]
 
-                def block(x, weight, bias, name=name, case=case):  # noqa: ANN001, ANN202
+                def block(x, weight, bias, name=name, case=case):
                     return OPS[name][1](x * 2, [weight], [bias], case, None)[0]
 
                 out = checkpoint(block, *leaves, use_reentrant=reentrant) if through else block(*leaves)
@@ -142,7 +147,9 @@ def cast(rank: int, world_size: int) -> None:
         case = Case((6,), 12, 10)
         local = OPS[name][0](case, rank, world_size)
         for x_dtype in (torch.float32, enabled_dtype):
-            leaves = [t.detach().requires_grad_() for t in (local.x.to(x_dtype), local.weights[0], local.biases[0])]
+            leaves = [
+                t.detach().requires_grad_() for t in (local.x.to(x_dtype), local.weights[0], local.biases[0])
+            ]
             with torch.autocast("cpu", enabled_dtype):
                 (out,) = OPS[name][1](leaves[0], [leaves[1]], [leaves[2]], case, None)
             if out.dtype != enabled_dtype:
@@ -166,7 +173,8 @@ def test_autocast_casts_like_linear(world_size: int) -> None:
 
 
 def second_order(rank: int, world_size: int) -> None:
-    """Gradient of a squared gradient norm, against one process: for x of the ops whose loss is a sum over ranks."""
+    """Gradient of a squared gradient norm, against one process: for x of the ops whose loss is a sum over
+    ranks."""
     generator = torch.Generator().manual_seed(9)
     x_whole = torch.randn(4 * world_size, 3, generator=generator, dtype=torch.float64)
     w_whole = torch.randn(5 * world_size, 3, generator=generator, dtype=torch.float64)

@@ -1,7 +1,8 @@
 """Regions and plain collectives: values and gradients, against sums and slices of the data of all ranks.
 
-Small integers throughout, so everything is compared with ``==``. In a region the gradient outside is replicated; the
-plain collectives have true adjoints, so their gradients are tested with a different one on every rank.
+Small integers throughout, so everything is compared with ``==``. In a region the gradient outside is
+replicated; the plain collectives have true adjoints, so their gradients are tested with a different one
+on every rank.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def total(parts: list[Tensor]) -> Tensor:
     return torch.stack([part.double() for part in parts]).sum(0)
 
 
-def forward_backward(fn, x: Tensor, grads: list[Tensor], rank: int) -> tuple[Tensor, Tensor]:  # noqa: ANN001
+def forward_backward(fn, x: Tensor, grads: list[Tensor], rank: int) -> tuple[Tensor, Tensor]:
     leaf = x.detach().requires_grad_()
     out = fn(leaf)
     (grad_x,) = torch.autograd.grad(out, leaf, grads[rank])
@@ -49,7 +50,9 @@ def settings() -> Iterator[tuple[tuple[int, ...], torch.dtype, str]]:
         yield (5, 3, 7), torch.bfloat16, layout
 
 
-def check_pair(what: str, pair: tuple[Tensor, Tensor], out: Tensor, grad_x: Tensor, dtype: torch.dtype) -> None:
+def check_pair(
+    what: str, pair: tuple[Tensor, Tensor], out: Tensor, grad_x: Tensor, dtype: torch.dtype
+) -> None:
     oracle.check_equal(f"out of {what}", pair[0], out.double())
     oracle.check_equal(f"grad_x of {what}", pair[1], grad_x.double())
     if pair[0].dtype != dtype or pair[1].dtype != dtype:
@@ -89,13 +92,11 @@ def chunks(shape: tuple[int, ...], dim: int, world_size: int) -> list[tuple[int,
     return shapes
 
 
-def draw_chunks(shape, dtype, layout, dim, world_size, seed) -> list[Tensor]:  # noqa: ANN001
-    return [
-        draw(cut, dtype, layout, 1, seed + r)[0] for r, cut in enumerate(chunks(shape, dim, world_size))
-    ]
+def draw_chunks(shape, dtype, layout, dim, world_size, seed) -> list[Tensor]:
+    return [draw(cut, dtype, layout, 1, seed + r)[0] for r, cut in enumerate(chunks(shape, dim, world_size))]
 
 
-def scatter_along(shape, dtype, layout, dim, rank, world_size) -> None:  # noqa: ANN001
+def scatter_along(shape, dtype, layout, dim, rank, world_size) -> None:
     xs = draw(shape, dtype, layout, world_size, 3)
     gs = draw_chunks(shape, dtype, layout, dim, world_size, 40)
     whole_grad = torch.cat([g.double() for g in gs], dim)
@@ -106,7 +107,7 @@ def scatter_along(shape, dtype, layout, dim, rank, world_size) -> None:  # noqa:
     check_pair(f"scatter_to_region {what}", pair, own_chunk(xs[0], dim, rank, world_size), whole_grad, dtype)
 
 
-def gather_along(shape, dtype, layout, dim, rank, world_size) -> None:  # noqa: ANN001
+def gather_along(shape, dtype, layout, dim, rank, world_size) -> None:
     xs = draw_chunks(shape, dtype, layout, dim, world_size, 50)
     gs = draw(shape, dtype, layout, world_size, 5)
     whole = torch.cat([x.double() for x in xs], dim)
@@ -131,10 +132,12 @@ def exchange(rank: int, world_size: int) -> None:
     for (number, table), width, dtype in itertools.product(enumerate(tables), ((), (3,), (2, 5)), FLOATS):
         sent = [draw((sum(row), *width), dtype, "contiguous", 1, 60 + s)[0] for s, row in enumerate(table)]
         received = [[table[s][d] for s in range(world_size)] for d in range(world_size)]
-        grads = [draw((sum(row), *width), dtype, "contiguous", 1, 70 + d)[0] for d, row in enumerate(received)]
+        grads = [
+            draw((sum(row), *width), dtype, "contiguous", 1, 70 + d)[0] for d, row in enumerate(received)
+        ]
         sizes = (None, None) if number == 0 else (received[rank], table[rank])
 
-        def call(x: Tensor, sizes=sizes) -> Tensor:  # noqa: ANN001
+        def call(x: Tensor, sizes=sizes) -> Tensor:
             return il.all_to_all(x, *sizes, group=None)
 
         pair = forward_backward(call, sent[rank], grads, rank)
@@ -145,8 +148,9 @@ def exchange(rank: int, world_size: int) -> None:
 
 @pytest.mark.parametrize("worker", [same_shape_ops, cut_ops, exchange])
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_values_and_gradients(world_size: int, worker) -> None:  # noqa: ANN001
-    """Catches a wrong rank order, cut, stride, count or adjoint; fewer elements than ranks; nothing at all."""
+def test_values_and_gradients(world_size: int, worker) -> None:
+    """Catches a wrong rank order, cut, stride, count or adjoint; fewer elements than ranks; nothing at
+    all."""
     run_distributed(world_size, worker, timeout=180)
 
 
@@ -177,7 +181,9 @@ def sum_of_many_sizes(rank: int, world_size: int) -> None:
             expected = torch.full((numel,), world_size * (world_size + 1) / 2)
             expected[-1] += world_size * (world_size - 1) / 2
             oracle.check_equal(f"all_reduce {numel} {dtype}", out, expected.double())
-            oracle.check_equal("x after all_reduce", xs[rank][:-1], torch.full((numel - 1,), rank + 1.0).double())
+            oracle.check_equal(
+                "x after all_reduce", xs[rank][:-1], torch.full((numel - 1,), rank + 1.0).double()
+            )
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])

@@ -20,7 +20,9 @@ ops = torch.ops.interlace
 WORLDS = (2, 3)
 
 
-def samples(world_size: int, name: str, dtype: torch.dtype) -> Iterator[tuple[Callable[..., object], tuple[object, ...]]]:
+def samples(
+    world_size: int, name: str, dtype: torch.dtype
+) -> Iterator[tuple[Callable[..., object], tuple[object, ...]]]:
     """Arguments of every op, with transposed inputs, with and without bias and gradient."""
 
     def x(*shape: int, grad: bool = True) -> Tensor:
@@ -35,7 +37,10 @@ def samples(world_size: int, name: str, dtype: torch.dtype) -> Iterator[tuple[Ca
     yield ops.gemm_all_reduce, (x(7, 12), weight, bias, name)
     yield ops.gemm_all_reduce, (x(2, 7, 49, grad=False), short, None, name)
     yield ops.column_gemm, (x(7, 12), [weight, x(5, 12)], [bias, None], name)
-    yield ops.sum_gemm_reduce_scatter, ([x(7, 12, grad=False)] * 2, [weight.detach(), weight.detach()], 0, name)
+    yield (
+        ops.sum_gemm_reduce_scatter,
+        ([x(7, 12, grad=False)] * 2, [weight.detach(), weight.detach()], 0, name),
+    )
     yield ops.sum_gemm_all_reduce, ([x(7, 12, grad=False)] * 2, [weight.detach(), weight.detach()], name)
     yield ops.all_reduce, (x(7, 5), name)
     yield ops.all_gather, (x(7, 5), 1, name)
@@ -60,9 +65,14 @@ def opcheck_all(rank: int, world_size: int) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_opcheck_passes_for_every_op(world_size: int) -> None:
-    """Catches a fake with other shapes or strides than the op, a mutated input, a gradient unknown to the dispatcher."""
+    """Catches a fake with other shapes or strides than the op, a mutated input, a gradient unknown to the
+    dispatcher."""
     for passed in run_distributed(world_size, opcheck_all, timeout=240):
-        registered = {n.split("::")[1].split(".")[0] for n in torch._C._dispatch_get_all_op_names() if n.startswith("interlace::")}
+        registered = {
+            n.split("::")[1].split(".")[0]
+            for n in torch._C._dispatch_get_all_op_names()
+            if n.startswith("interlace::")
+        }
         assert {name.split(".")[-1] for name in passed} == registered
         assert min(passed.values()) >= 4  # schema, autograd registration, fake tensor, and AOT dispatch
 
@@ -107,9 +117,13 @@ def compiled_block(rank: int, world_size: int, backend: str, dynamic: bool, size
             out = function(leaf, weights, biases)
             results.append((out, *torch.autograd.grad(out.square().sum(), [leaf, *leaves])))
         for index, (eager, other) in enumerate(zip(*results, strict=True)):
-            torch.testing.assert_close(other, eager, rtol=1e-4, atol=1e-4, msg=lambda m, i=index, r=rows: f"{r} rows, {i}: {m}")
+            torch.testing.assert_close(
+                other, eager, rtol=1e-4, atol=1e-4, msg=lambda m, i=index, r=rows: f"{r} rows, {i}: {m}"
+            )
             if other.stride() != eager.stride():
-                raise AssertionError(f"{rows} rows, tensor {index}: strides {other.stride()}, eager {eager.stride()}")
+                raise AssertionError(
+                    f"{rows} rows, tensor {index}: strides {other.stride()}, eager {eager.stride()}"
+                )
     dist.barrier()
     return compiled_frames
 
@@ -148,7 +162,10 @@ def test_the_fused_path_runs_unless_the_user_says_reference(world_size: int) -> 
     for seen in run_distributed(world_size, paths):
         for key, entries in seen.items():
             assert all(reason for _, _, reason in entries), (key, entries)
-            assert [fused for _, fused, _ in entries] == ["reference" not in key] * len(entries), (key, entries)
+            assert [fused for _, fused, _ in entries] == ["reference" not in key] * len(entries), (
+                key,
+                entries,
+            )
 
 
 def last_op(rank: int, world_size: int) -> list[str]:
@@ -174,7 +191,14 @@ def last_op(rank: int, world_size: int) -> list[str]:
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_last_path_names_the_op(world_size: int) -> None:
     """Catches a report of some other call."""
-    expected = ["all_gather_gemm", "gemm_reduce_scatter", "gemm_all_reduce", "all_reduce", "all_gather", "reduce_scatter"]
+    expected = [
+        "all_gather_gemm",
+        "gemm_reduce_scatter",
+        "gemm_all_reduce",
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+    ]
     assert run_distributed(world_size, last_op) == [expected] * world_size
 
 

@@ -28,7 +28,8 @@ def overlapping(rank: int, world_size: int) -> None:
 
 
 def test_overlapping_groups_do_not_share_state() -> None:
-    """Catches counters or buffers kept per process instead of per group, and two groups of equal ranks mixed up."""
+    """Catches counters or buffers kept per process instead of per group, and two groups of equal ranks
+    mixed up."""
     run_distributed(3, overlapping)
 
 
@@ -78,7 +79,8 @@ def alternating(rank: int, world_size: int, backend_bytes: int) -> None:
 @pytest.mark.parametrize("workspace_bytes", [4096, 64 << 20])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_ops_alternate_with_changing_shapes_on_one_workspace(world_size: int, workspace_bytes: int) -> None:
-    """Catches a buffer overwritten before the slowest peer has read it, and growth that one rank decides alone."""
+    """Catches a buffer overwritten before the slowest peer has read it, and growth that one rank decides
+    alone."""
     run_distributed(world_size, alternating, workspace_bytes, timeout=120)
 
 
@@ -92,7 +94,9 @@ def in_flight(rank: int, world_size: int) -> None:
         outs.append((turn, il.all_reduce(x, group=None)))
         outs.append((turn, il.linear_reduce_scatter(x.repeat(world_size, 1), weight, group=None)))
         gathered = il.all_gather_linear(x, weight, group=None)
-        oracle.check_equal("block of rank 0", gathered[: x.shape[0]], torch.full((x.shape[0], 4), float(turn)).double())
+        oracle.check_equal(
+            "block of rank 0", gathered[: x.shape[0]], torch.full((x.shape[0], 4), float(turn)).double()
+        )
         x.fill_(float("nan"))  # the input is the caller's again as soon as the call returns
     for turn, out in outs:
         expected = float(world_size * turn + world_size * (world_size - 1) // 2)
@@ -101,7 +105,8 @@ def in_flight(rank: int, world_size: int) -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_outputs_and_inputs_belong_to_the_caller_after_the_call(world_size: int) -> None:
-    """Catches outputs that live in the workspace, and peers that still read an input after its owner returned."""
+    """Catches outputs that live in the workspace, and peers that still read an input after its owner
+    returned."""
     run_distributed(world_size, in_flight)
 
 

@@ -1,7 +1,8 @@
-"""The four parallel linears equal the unsharded layer: outputs and all gradients, for the shapes people really have.
+"""The four parallel linears equal the unsharded layer: outputs and all gradients, for the shapes people
+really have.
 
-Exact cases use small integers, whose sums are exact in every order, so they are compared with ``==``. One worker call
-holds a whole family of cases, because on two cores a call costs more than a case.
+Exact cases use small integers, whose sums are exact in every order, so they are compared with ``==``. One
+worker call holds a whole family of cases, because on two cores a call costs more than a case.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ ODD_N = (1, 5, 49, 103)
 
 
 def sweep_cases() -> Iterator[Case]:
-    """Every M from none to more than two tiles; K and N change along, none of them a multiple of all worlds."""
+    """Every M from none to more than two tiles; K and N change along, none of them a multiple of all
+    worlds."""
     for m in range(131):
         k, n = ODD_K[m % len(ODD_K)], ODD_N[m % len(ODD_N)]
         for dtype in (torch.float32, torch.bfloat16):
@@ -34,7 +36,9 @@ def sweep_cases() -> Iterator[Case]:
 
 
 def size_cases() -> Iterator[Case]:
-    for k, n, (m, dtype) in itertools.product(ODD_K, ODD_N, [(6, torch.bfloat16), (33, torch.float32), (5, torch.float16)]):
+    for k, n, (m, dtype) in itertools.product(
+        ODD_K, ODD_N, [(6, torch.bfloat16), (33, torch.float32), (5, torch.float16)]
+    ):
         yield Case((m,), k, n, dtype, bias=(k + n) % 2 == 0, seed=k + n)
     for m, (k, n) in itertools.product((0, 1, 2, 3, 40, 128), [(7, 5), (65, 49)]):
         yield Case((m,), k, n, torch.float64)
@@ -60,7 +64,9 @@ def layout_cases() -> Iterator[Case]:
             yield dataclasses.replace(base, dtype=dtype, weight_layout=layout, dim=-2)
         yield dataclasses.replace(base, lead=(70,), dtype=dtype, x_layout=layout, grad_layout=layout)
     yield dataclasses.replace(base, x_layout="sliced", weight_layout="transposed", grad_layout="one_value")
-    yield dataclasses.replace(base, x_layout="transposed", weight_layout="every_other_row", grad_layout="offset")
+    yield dataclasses.replace(
+        base, x_layout="transposed", weight_layout="every_other_row", grad_layout="offset"
+    )
 
 
 def other_cases() -> Iterator[Case]:
@@ -79,10 +85,21 @@ def random_cases() -> Iterator[Case]:
     for dtype, m, k in itertools.product(FLOATS, (1, 17, 64, 130, 257), (65, 1030)):
         yield Case((m,), k, 96, dtype, exact=False, seed=m)
     yield Case((3, 50), 512, 103, torch.bfloat16, dim=1, exact=False, weights=2)
-    yield Case((3, 50), 512, 103, torch.float32, dim=1, exact=False, x_layout="transposed", weight_layout="transposed")
+    yield Case(
+        (3, 50),
+        512,
+        103,
+        torch.float32,
+        dim=1,
+        exact=False,
+        x_layout="transposed",
+        weight_layout="transposed",
+    )
 
 
-FAMILIES = {f.__name__: f for f in (sweep_cases, size_cases, dim_cases, layout_cases, other_cases, random_cases)}
+FAMILIES = {
+    f.__name__: f for f in (sweep_cases, size_cases, dim_cases, layout_cases, other_cases, random_cases)
+}
 
 
 def accepts(name: str, case: Case) -> bool:
@@ -135,12 +152,15 @@ def repeat_with_nan_between(rank: int, world_size: int, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_two_runs_are_bitwise_equal_whatever_the_workspace_held(world_size: int, name: str) -> None:
-    """Catches a sum whose order depends on timing, and a read of staging memory that the call did not write."""
+    """Catches a sum whose order depends on timing, and a read of staging memory that the call did not
+    write."""
     run_distributed(world_size, repeat_with_nan_between, name)
 
 
 def compare_ranks(rank: int, world_size: int) -> None:
-    for dtype, m in itertools.product((torch.float32, torch.bfloat16, torch.float16), (1, 3, 64, 65, 128, 200)):
+    for dtype, m in itertools.product(
+        (torch.float32, torch.bfloat16, torch.float16), (1, 3, 64, 65, 128, 200)
+    ):
         case = Case((m,), 130, 70, dtype, exact=False, seed=m)
         _, row = run("linear_all_reduce", case)
         oracle.check_same_on_all_ranks(f"out of linear_all_reduce {case}", row.outs[0])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-
-from .. import _native
 
 __all__ = ["native", "ranges"]
 
@@ -20,9 +19,10 @@ Choice = tuple[str, str]  # algorithm, reason
 
 def native() -> dict[str, Any]:
     """Loaded or why not; the engine; a row per op, dtype and range of M (rows of x): path and reason."""
-    if not hasattr(torch.ops.interlace, "engine_info"):
-        error = getattr(_native, "load_error", None)
-        return {"error": str(error or "interlace_cpu.so is not loaded"), "engine": {}, "paths": []}
+    try:
+        importlib.import_module("interlace.functional")
+    except Exception as error:  # a half-built package can fail in any way: that is the finding
+        return {"error": f"{type(error).__name__}: {error}", "engine": {}, "paths": []}
     isa, float32_tiles, bfloat16_tiles, _ = torch.ops.interlace.engine_info()
     tiles = {"float32": float32_tiles, "bfloat16": bfloat16_tiles, "float16": float32_tiles, "float64": False}
     engine: dict[str, Any] = {"instruction set": isa}

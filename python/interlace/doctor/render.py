@@ -12,6 +12,7 @@ from rich.table import Table
 __all__ = ["render"]
 
 BYTES = {"total", "available", "cgroup_limit", "dev_shm", "address_space_limit", "locked_memory_limit"}
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "fp64"}
 
 
 def render(found: dict[str, Any]) -> None:
@@ -22,7 +23,8 @@ def render(found: dict[str, Any]) -> None:
     console.print(_gpu_table(found["gpus"]))
     native = found["native"]
     console.print(_facts("tile engine", native["engine"]), "")
-    console.print(_path_table(native["paths"]))
+    for op in dict.fromkeys(row["op"] for row in native["paths"]):
+        console.print(_path_table(op, [row for row in native["paths"] if row["op"] == op]))
     for line in found["problems"]:
         console.print(f"[bold yellow]problem:[/] {escape(line)}")
     if not found["problems"]:
@@ -66,17 +68,14 @@ def _gpu_table(gpus: dict[str, Any]) -> Table:
     return table
 
 
-def _path_table(paths: list[dict[str, Any]]) -> Table:
-    columns = ("op", "dtype", "size", "path", "why")
-    table = Table(
-        *columns, box=box.SIMPLE_HEAD, pad_edge=False, **_title("paths, 2 or more ranks on one host")
-    )
-    dtypes: dict[tuple[str, ...], list[str]] = {}
+def _path_table(op: str, paths: list[dict[str, Any]]) -> Table:
+    columns = ("dtype", "rows of x", "path", "why")
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, **_title(op))
+    dtypes: dict[tuple[str, str, str], list[str]] = {}
     for row in paths:
-        what = (row["op"], row["size"], row["algorithm"], row["reason"])
-        dtypes.setdefault(what, []).append(row["dtype"])
-    for (op, size, algorithm, reason), names in dtypes.items():
-        table.add_row(op, ", ".join(names), size, algorithm, escape(reason))
+        dtypes.setdefault((row["size"], row["algorithm"], row["reason"]), []).append(SHORT[row["dtype"]])
+    for (size, algorithm, reason), names in dtypes.items():
+        table.add_row(" ".join(names), size, algorithm, escape(reason))
     return table
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from harness import Column, Session, command
+from harness import Column, Session, command, packed
 from torch import Tensor
 
 import interlace
@@ -58,6 +58,9 @@ class Layer:
         gate_up = torch.cat([half[inner] for half in self.gate_up.chunk(2)])
         return Layer(self.out[:, head].contiguous(), gate_up, self.down[:, inner].contiguous())
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Layer:
+        return Layer(change(self.out), change(self.gate_up), change(self.down))
+
 
 def step(layers: list[Layer], x: Tensor, heads: slice, column: Product, row: Product) -> Tensor:
     """x [M, HIDDEN] through all layers; `row` ends with the sum over ranks, if there is one."""
@@ -69,9 +72,9 @@ def step(layers: list[Layer], x: Tensor, heads: slice, column: Product, row: Pro
 
 
 def variants_of(
-    session: Session, whole: list[Layer], shards: list[Layer], x: Tensor
+    session: Session, whole: list[Layer], shards: list[Layer], frozen: list[Layer], x: Tensor
 ) -> dict[str, Callable[[], Tensor | None]]:
-    """What is timed. `single` runs on rank 0 while the others wait."""
+    """What is timed; `frozen` are the shards as the engine has them. `single` runs on rank 0, the others wait."""
     group = session.group.name
     heads = slice(*chunk_range(HIDDEN, session.world_size, session.rank))
 
@@ -103,9 +106,9 @@ def variants_of(
         "linear": lambda: step(shards, x, heads, F.linear, F.linear),
         "gloo": lambda: step(shards, x, heads, F.linear, with_gloo),
         "reference": reference,
-        "fused": lambda: step(shards, x, heads, local, fused),
-        "unfused": lambda: step(shards, x, heads, local, unfused),
-        "compute": lambda: step(shards, x, heads, local, local),
+        "fused": lambda: step(frozen, x, heads, local, fused),
+        "unfused": lambda: step(frozen, x, heads, local, unfused),
+        "compute": lambda: step(frozen, x, heads, local, local),
         "single": single,
     }
 
@@ -114,9 +117,10 @@ def one(session: Session, whole: list[Layer], rows: int, dtype: torch.dtype) -> 
     """Check and time one number of rows."""
     x = torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(1)).to(dtype)
     shards = [layer.shard(session.rank, session.world_size) for layer in whole]
-    exact = [Layer(layer.out.float(), layer.gate_up.float(), layer.down.float()) for layer in whole]
+    frozen = [layer.map(lambda weight: packed(weight, session.settings)) for layer in shards]
+    exact = [layer.map(Tensor.float) for layer in whole]
     want = step(exact, x.float(), slice(None), F.linear, F.linear)
-    variants = variants_of(session, whole, shards, x)
+    variants = variants_of(session, whole, shards, frozen, x)
     for name in ("fused", "unfused", "gloo", "reference"):
         got = variants[name]()
         session.check(f"block {dtype} M={rows} {name}", got, want)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from harness import Column, Session, command, copies_for, rotating
+from harness import Column, Session, command, copies_for, packed, rotating
 from torch import Tensor
 
 import interlace
@@ -59,13 +59,17 @@ COLUMNS = [
 ]
 
 
+ENGINE = ("fused", "unfused", "compute")  # variants that run on the tile engine
+
+
 @dataclass(frozen=True)
 class Problem:
-    """One op at one shape on this rank: x and the weights it rotates through."""
+    """One op at one shape on this rank: x and the weights it rotates through, plain and as the engine has them."""
 
     op: str
     x: Tensor
     weights: list[Tensor]
+    frozen: list[Tensor]
     rows: int
     group: str
 
@@ -137,7 +141,9 @@ def problem(op: str, shape: tuple[int, int, int], dtype: torch.dtype, session: S
     x = torch.randn(local, depth, generator=generator).to(dtype)
     count = copies_for(rows, depth * columns * dtype.itemsize)
     first = (torch.randn(columns, depth, generator=generator) * 0.02).to(dtype)
-    return Problem(op, x, [first, *(first.clone() for _ in range(count - 1))], rows, session.group.name)
+    weights = [first, *(first.clone() for _ in range(count - 1))]
+    frozen = [packed(weight, session.settings) for weight in weights]
+    return Problem(op, x, weights, frozen, rows, session.group.name)
 
 
 def calls(p: Problem) -> dict[str, Callable[[], Tensor]]:
@@ -154,11 +160,11 @@ def calls(p: Problem) -> dict[str, Callable[[], Tensor]]:
         "compute": lambda w: functional.column_linear(whole, w, group=p.group),
     }
 
-    def turning(call: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
-        take = rotating(p.weights)
+    def turning(name: str, call: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
+        take = rotating(p.frozen if name in ENGINE else p.weights)
         return lambda: call(take())
 
-    return {name: turning(call) for name, call in variants.items()}
+    return {name: turning(name, call) for name, call in variants.items()}
 
 
 def one(session: Session, op: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:

@@ -32,7 +32,7 @@ from interlace.bench import (
     place,
 )
 
-__all__ = ["Column", "Session", "command", "copies_for", "on_ranks", "options", "rotating"]
+__all__ = ["Column", "Session", "command", "copies_for", "on_ranks", "options", "packed", "rotating"]
 
 Run: TypeAlias = Callable[[Mapping[str, object]], int]
 
@@ -136,6 +136,16 @@ class Session:
         return 1 if self.wrong else 0
 
 
+def packed(weight: Tensor, settings: Mapping[str, object]) -> Tensor:
+    """A frozen weight as the tile engine wants it; as it is with --plain, or where there is no tile engine."""
+    if settings["plain"]:
+        return weight
+    try:
+        return interlace.PackedWeight.pack(weight)
+    except RuntimeError:
+        return weight
+
+
 def rotating(tensors: Sequence[Tensor]) -> Callable[[], Tensor]:
     """A function that returns the tensors in turn, for ever."""
     place_ = -1
@@ -168,6 +178,7 @@ def options(function: Callable[..., None]) -> Callable[..., None]:
             click.option("--seed", default=0, show_default=True, help="Of the order of the variants."),
             click.option("--json", metavar="FILE", help="Write all figures as JSON; - is standard output."),
             click.option("--markdown", is_flag=True, help="Print the table as Markdown."),
+            click.option("--plain", is_flag=True, help="Weights as in training, not packed for the engine."),
             click.option("--quick", is_flag=True, help="Fewer shapes and iterations; not for numbers."),
             click.option("--rank", envvar="RANK", type=int, hidden=True),
         )

@@ -18,7 +18,7 @@ SCRIPTS = ["gemm_collectives", "block", "collectives"]
 
 def settings(script: str, **changed: object) -> dict[str, object]:
     plain = {"script": script, "fault": None, "dtype": ["float32"], "seed": 0, "quick": True}
-    return {**plain, "json": None, "markdown": False, **changed}
+    return {**plain, "json": None, "markdown": False, "plain": False, **changed}
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

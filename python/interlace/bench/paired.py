@@ -44,18 +44,28 @@ def fitting_iterations(
     warmup: int = 2,
     barrier: Callable[[], None] = dist.barrier,
 ) -> int:
-    """Warm up and count the iterations that fit the budget. Collective; rank 0 counts for all."""
-    begin = time.perf_counter()
-    for _ in range(warmup):
+    """Warm up and count the iterations that fit the budget. Collective; rank 0 counts for all.
+
+    Warming up ends early when one round takes more than half the budget: a slow machine is not made to wait.
+    """
+    seconds = 0.0
+    for _ in range(max(1, warmup)):
         begin = time.perf_counter()
         for call in variants.values():
             barrier()
             call()
-    seconds = max(time.perf_counter() - begin, 1e-9)
-    count = torch.tensor(max(fewest, min(most, int(budget_seconds / seconds))))
-    if dist.is_initialized():
-        dist.broadcast(count, 0)
-    return int(count)
+        seconds = _of_rank_zero(time.perf_counter() - begin)
+        if seconds > budget_seconds / 2:
+            break
+    return max(fewest, min(most, int(budget_seconds / max(seconds, 1e-9))))
+
+
+def _of_rank_zero(value: float) -> float:
+    if not dist.is_initialized():
+        return value
+    agreed = torch.tensor(value, dtype=torch.float64)
+    dist.broadcast(agreed, 0)
+    return float(agreed)
 
 
 def measure(

@@ -102,17 +102,23 @@ def split_paths(split: nn.Module) -> list[SplitPath]:
 
     gloo: what a user of torch has today, F.linear and torch.distributed.all_reduce in the model's dtype.
     reference: interlace's modules on its torch.distributed backend (16-bit sums cross ranks in fp32).
-    interlace: the fused ops.
+    interlace: the fused ops, with the frozen weights packed for the tile engine. Running all three, this
+    process holds plain and packed shards; a model in use holds the packed ones alone.
     """
     gloo = with_linears(split, lambda r: Row(r, F.linear, True), lambda c: Column(c, True))
     gloo_alone = with_linears(split, lambda r: Row(r, F.linear, False), lambda c: Column(c, False))
-    # column_linear is the same engine without a collective, whatever the backend
-    alone = with_linears(split, lambda r: Row(r, _local_product(r.group_name), False), None)
+    reference = with_linears(split, None, None)
+    packed = interlace.pack_weights(split)
     return [
         SplitPath("gloo", gloo, gloo_alone),
-        SplitPath("reference", split, alone, lambda: interlace.backend("reference")),
-        SplitPath("interlace", split, alone),
+        SplitPath("reference", reference, _without_sums(reference), lambda: interlace.backend("reference")),
+        SplitPath("interlace", packed, _without_sums(packed)),
     ]
+
+
+def _without_sums(model: nn.Module) -> nn.Module:
+    # column_linear is the engine of the row-parallel ops without their collective, on every backend
+    return with_linears(model, lambda r: Row(r, _local_product(r.group_name), False), None)
 
 
 def _local_product(group_name: str) -> Product:

@@ -13,7 +13,9 @@ WORLDS = (1, 2, 3, 4)
 
 
 def _ids(batch: int = 2, length: int = 7) -> torch.Tensor:
-    return torch.randint(1, models.SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        1, models.SIZES["vocab_size"], (batch, length), generator=torch.Generator().manual_seed(1)
+    )
 
 
 def _families(rank: int, world_size: int, families: list[str], sequence_parallel: bool) -> None:

@@ -29,6 +29,7 @@ class ParallelLinear(nn.Linear):
 
     split_dim: int  # of the weight
     style: str
+    packs_weight = True  # `interlace.pack_weights` may keep a frozen weight in the tile engine's layout
 
     def __init__(
         self,

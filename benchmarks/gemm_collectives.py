@@ -64,10 +64,14 @@ ENGINE = ("fused", "unfused", "compute")  # variants that run on the tile engine
 
 @dataclass(frozen=True)
 class Problem:
-    """One op at one shape on this rank: x and the weights it rotates through, plain and as the engine has them."""
+    """One op at one shape on this rank. `whole`: x, or what is gathered from the ranks' x; it has `rows` rows.
+
+    weights, frozen: what the variants rotate through, plain and as the engine has them.
+    """
 
     op: str
     x: Tensor
+    whole: Tensor
     weights: list[Tensor]
     frozen: list[Tensor]
     rows: int
@@ -98,9 +102,10 @@ def gloo(p: Problem, weight: Tensor) -> Tensor:
     """F.linear and torch.distributed, in the dtype of x."""
     world_size, rank = dist.get_world_size(), dist.get_rank()
     if p.op == "all_gather_gemm":
-        parts = list(torch.empty(p.rows, p.x.shape[1], dtype=p.x.dtype).chunk(world_size))
-        dist.all_gather(parts, p.x)
-        return F.linear(torch.cat(parts), weight)
+        longest = -(-p.rows // world_size)  # gloo gathers equal parts only
+        parts = [torch.empty(longest, p.x.shape[1], dtype=p.x.dtype) for _ in range(world_size)]
+        dist.all_gather(parts, F.pad(p.x, (0, 0, 0, longest - p.x.shape[0])))
+        return F.linear(torch.cat(parts)[: p.rows], weight)
     out = F.linear(p.x, weight)
     dist.all_reduce(out)
     if p.op == "gemm_all_reduce":
@@ -117,47 +122,44 @@ def with_reference(p: Problem, weight: Tensor) -> Tensor:
 
 def expected(p: Problem, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Rows of the result to compare, and what they are in fp64."""
-    world_size, rank = dist.get_world_size(), dist.get_rank()
-    if p.op == "all_gather_gemm":
-        rows = torch.linspace(0, p.rows - 1, min(SAMPLE, p.rows)).long()
-        parts = list(torch.empty(p.rows, p.x.shape[1], dtype=torch.float64).chunk(world_size))
-        dist.all_gather(parts, p.x.double())
-        return rows, torch.cat(parts)[rows] @ weight.double().t()
-    first, end = (0, p.rows) if p.op == "gemm_all_reduce" else chunk_range(p.rows, world_size, rank)
     rows = torch.linspace(0, p.rows - 1, min(SAMPLE, p.rows)).long()
-    want = p.x[rows].double() @ weight.double().t()
+    want = p.whole[rows].double() @ weight.double().t()
+    if p.op == "all_gather_gemm":
+        return rows, want
     dist.all_reduce(want)
+    first, end = 0, p.rows
+    if p.op == "gemm_reduce_scatter":
+        first, end = chunk_range(p.rows, dist.get_world_size(), dist.get_rank())
     mine = (rows >= first) & (rows < end)
     return rows[mine] - first, want[mine]
 
 
 def problem(op: str, shape: tuple[int, int, int], dtype: torch.dtype, session: Session) -> Problem:
+    """Random x and weights: what is gathered comes from one seed, what is summed from one per rank."""
     rows, depth, columns = shape
+    gathers = op == "all_gather_gemm"
+    whole = torch.randn(
+        rows, depth, generator=torch.Generator().manual_seed(0 if gathers else 1 + session.rank)
+    )
+    whole = whole.to(dtype)
+    shard = slice(*chunk_range(rows, session.world_size, session.rank))
     generator = torch.Generator().manual_seed(1000 + session.rank)
-    local = rows
-    if op == "all_gather_gemm":
-        begin, end = chunk_range(rows, session.world_size, session.rank)
-        local = end - begin
-    x = torch.randn(local, depth, generator=generator).to(dtype)
     count = copies_for(rows, depth * columns * dtype.itemsize)
     first = (torch.randn(columns, depth, generator=generator) * 0.02).to(dtype)
     weights = [first, *(first.clone() for _ in range(count - 1))]
     frozen = [packed(weight, session.settings) for weight in weights]
-    return Problem(op, x, weights, frozen, rows, session.group.name)
+    return Problem(op, whole[shard] if gathers else whole, whole, weights, frozen, rows, session.group.name)
 
 
 def calls(p: Problem) -> dict[str, Callable[[], Tensor]]:
     """The variants, each going through the weights in turn."""
-    whole = torch.randn(p.rows, p.x.shape[1]).to(
-        p.x.dtype
-    )  # what compute-only multiplies: all rows, no gather
     variants: dict[str, Callable[[Tensor], Tensor]] = {
-        "linear": lambda w: F.linear(whole, w),
+        "linear": lambda w: F.linear(p.whole, w),
         "gloo": lambda w: gloo(p, w),
         "reference": lambda w: with_reference(p, w),
         "fused": lambda w: fused(p, w),
         "unfused": lambda w: unfused(p, w),
-        "compute": lambda w: functional.column_linear(whole, w, group=p.group),
+        "compute": lambda w: functional.column_linear(p.whole, w, group=p.group),
     }
 
     def turning(name: str, call: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:

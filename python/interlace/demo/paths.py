@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import interlace
 from interlace.modules import ColumnParallelLinear, RowParallelLinear
 
-__all__ = ["Column", "Row", "SplitPath", "split_paths", "with_linears"]
+__all__ = ["PlainColumn", "PlainRow", "SplitPath", "split_paths", "with_linears"]
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -35,7 +35,7 @@ class SplitPath:
     backend: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
-class Column(nn.Module):
+class PlainColumn(nn.Module):
     """A column-parallel linear in plain torch: F.linear on the shard, torch.distributed where all is wanted.
 
     x [.., K], equal on all ranks -> [.., N_r], or [.., N] with the linear's gather_output. Without
@@ -61,7 +61,7 @@ class Column(nn.Module):
         return torch.cat([part[..., :size] for part, size in zip(parts, self.sizes, strict=True)], dim=-1)
 
 
-class Row(nn.Module):
+class PlainRow(nn.Module):
     """A row-parallel linear in plain torch: product on the shard, all-reduce at the module's boundary, bias.
 
     x [.., K_r] -> [.., N], the sum over the ranks; without `communicate` this rank's part of it.
@@ -105,8 +105,8 @@ def split_paths(split: nn.Module) -> list[SplitPath]:
     interlace: the fused ops, with the frozen weights packed for the tile engine. Running all three, this
     process holds plain and packed shards; a model in use holds the packed ones alone.
     """
-    gloo = with_linears(split, lambda r: Row(r, F.linear, True), lambda c: Column(c, True))
-    gloo_alone = with_linears(split, lambda r: Row(r, F.linear, False), lambda c: Column(c, False))
+    gloo = with_linears(split, lambda r: PlainRow(r, F.linear, True), lambda c: PlainColumn(c, True))
+    gloo_alone = with_linears(split, lambda r: PlainRow(r, F.linear, False), lambda c: PlainColumn(c, False))
     reference = with_linears(split, None, None)
     packed = interlace.pack_weights(split)
     return [
@@ -118,7 +118,7 @@ def split_paths(split: nn.Module) -> list[SplitPath]:
 
 def _without_sums(model: nn.Module) -> nn.Module:
     # column_linear is the engine of the row-parallel ops without their collective, on every backend
-    return with_linears(model, lambda r: Row(r, _local_product(r.group_name), False), None)
+    return with_linears(model, lambda r: PlainRow(r, _local_product(r.group_name), False), None)
 
 
 def _local_product(group_name: str) -> Product:

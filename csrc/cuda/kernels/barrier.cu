@@ -1,0 +1,11 @@
+#include "cuda/kernels/barrier.cuh"
+#include "cuda/kernels/launch.h"
+
+namespace interlace {
+
+cudaError_t launch_barrier(const SymmetricGroup& group, int ranks_played, cudaStream_t stream) {
+  barrier_kernel<<<dim3(1, ranks_played), kBarrierThreads, 0, stream>>>(group);
+  return cudaGetLastError();
+}
+
+}  // namespace interlace

@@ -1,0 +1,104 @@
+// Device instructions, one per function, named after the instruction. csrc/emu/ptx.h has the same functions.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#define INTERLACE_DEVICE __device__ __forceinline__
+#define INTERLACE_KERNEL(max_threads) __global__ void __launch_bounds__(max_threads)
+#define INTERLACE_SHARED __shared__
+#define INTERLACE_PARAMETER const __grid_constant__
+#define INTERLACE_UNROLL _Pragma("unroll")
+
+namespace interlace::ptx {
+
+// Special registers.
+INTERLACE_DEVICE uint32_t tid_x() { return threadIdx.x; }
+INTERLACE_DEVICE uint32_t ntid_x() { return blockDim.x; }
+INTERLACE_DEVICE uint32_t ctaid_x() { return blockIdx.x; }
+INTERLACE_DEVICE uint32_t nctaid_x() { return gridDim.x; }
+INTERLACE_DEVICE uint32_t ctaid_y() { return blockIdx.y; }
+
+// Block and warp. Intrinsics where there are some: the compiler then knows that the threads must converge.
+INTERLACE_DEVICE void barrier_sync() { __syncthreads(); }
+INTERLACE_DEVICE bool barrier_red_and(bool value) { return __syncthreads_and(value) != 0; }
+INTERLACE_DEVICE void bar_sync(uint32_t number, uint32_t threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+INTERLACE_DEVICE void bar_arrive(uint32_t number, uint32_t threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+INTERLACE_DEVICE void warp_sync() { __syncwarp(); }
+INTERLACE_DEVICE float shfl_bfly_f32(float value, uint32_t mask) {
+  return __shfl_xor_sync(0xffffffffu, value, static_cast<int>(mask));
+}
+
+// Signals. acquire: what the writer did before its release is visible to the reader from here on, and through a
+// block barrier to its whole block. .sys: also when the writer is another GPU or the host.
+INTERLACE_DEVICE uint32_t ld_acquire_sys_u32(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+INTERLACE_DEVICE uint32_t ld_relaxed_sys_u32(const uint32_t* address) {
+  uint32_t value;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+  return value;
+}
+INTERLACE_DEVICE void st_release_sys_u32(uint32_t* address, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+INTERLACE_DEVICE void st_relaxed_sys_u32(uint32_t* address, uint32_t value) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+INTERLACE_DEVICE uint32_t atom_add_acq_rel_gpu_u32(uint32_t* address, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(address), "r"(value)
+               : "memory");
+  return before;
+}
+INTERLACE_DEVICE uint32_t atom_exch_relaxed_gpu_u32(uint32_t* address, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.exch.relaxed.gpu.global.b32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(address), "r"(value)
+               : "memory");
+  return before;
+}
+
+// Time.
+INTERLACE_DEVICE uint64_t globaltimer() {
+  uint64_t nanoseconds;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));
+  return nanoseconds;
+}
+INTERLACE_DEVICE void nanosleep_u32(uint32_t nanoseconds) {
+  asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds) : "memory");
+}
+
+// Numbers.
+INTERLACE_DEVICE float mov_b32_f32(uint32_t bits) {
+  float value;
+  asm("mov.b32 %0, %1;" : "=f"(value) : "r"(bits));
+  return value;
+}
+INTERLACE_DEVICE uint16_t cvt_rn_bf16_f32(float value) {
+  uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+INTERLACE_DEVICE uint16_t cvt_rn_f16_f32(float value) {
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+INTERLACE_DEVICE float cvt_f32_f16(uint16_t bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+
+}  // namespace interlace::ptx

@@ -1,0 +1,36 @@
+// Conversions of 16-bit floating-point numbers, as the device's cvt.rn instructions do them.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+namespace interlace::emu {
+
+inline uint16_t bfloat16_from_float(float value) {
+  if (std::isnan(value)) return 0x7fff;  // the device's canonical NaN
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);  // to nearest, ties to even
+}
+
+inline float float_from_float16(uint16_t bits) {
+  const float sign = bits & 0x8000 ? -1.0f : 1.0f;
+  const int exponent = (bits >> 10) & 31;
+  const float fraction = static_cast<float>(bits & 1023);
+  if (exponent == 31) return fraction == 0 ? sign * INFINITY : NAN;
+  if (exponent == 0) return sign * std::ldexp(fraction, -24);
+  return sign * std::ldexp(1024.0f + fraction, exponent - 25);
+}
+
+inline uint16_t float16_from_float(float value) {
+  if (std::isnan(value)) return 0x7fff;
+  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
+  const float magnitude = std::fabs(value);
+  if (magnitude >= 65520.0f) return sign | 0x7c00;  // half way to 2^16 and beyond round to infinity
+  const int exponent = magnitude < 0x1p-14f ? -14 : std::ilogb(magnitude);  // below 2^-14: subnormal
+  // to nearest, ties to even, in units of the last place; a carry runs into the exponent by itself
+  const auto units = static_cast<uint16_t>(std::nearbyint(std::ldexp(magnitude, 10 - exponent)));
+  return sign | static_cast<uint16_t>(((exponent + 14) << 10) + units);
+}
+
+}  // namespace interlace::emu

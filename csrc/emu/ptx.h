@@ -1,0 +1,66 @@
+// The functions of cuda/kernels/ptx.cuh on emulated threads. Same names, same meaning.
+#pragma once
+
+#include <bit>
+#include <chrono>
+#include <cstdint>
+
+#include "emu/block.h"
+#include "emu/number.h"
+
+#define INTERLACE_DEVICE inline
+#define INTERLACE_KERNEL(max_threads) inline void
+#define INTERLACE_SHARED static thread_local  // the OS thread is the block
+#define INTERLACE_PARAMETER const
+#define INTERLACE_UNROLL
+
+namespace interlace::ptx {
+
+inline uint32_t tid_x() { return emu::current_block->thread(); }
+inline uint32_t ntid_x() { return emu::current_block->shape().threads; }
+inline uint32_t ctaid_x() { return emu::current_block->index(); }
+inline uint32_t nctaid_x() { return emu::current_block->shape().blocks; }
+inline uint32_t ctaid_y() { return 0; }  // one rank per launch
+
+inline void barrier_sync() { emu::current_block->sync(true); }
+inline bool barrier_red_and(bool value) { return emu::current_block->sync(value); }
+inline void bar_sync(uint32_t number, uint32_t threads) { emu::current_block->sync_named(number, threads); }
+inline void bar_arrive(uint32_t number, uint32_t threads) { emu::current_block->arrive_named(number, threads); }
+inline void warp_sync() { emu::current_block->sync_warp(); }
+inline float shfl_bfly_f32(float value, uint32_t mask) {
+  return std::bit_cast<float>(emu::current_block->shuffle_xor(std::bit_cast<uint32_t>(value), mask));
+}
+
+inline uint32_t ld_acquire_sys_u32(const uint32_t* address) {
+  const uint32_t value = __atomic_load_n(address, __ATOMIC_ACQUIRE);
+  emu::current_block->note_poll(address, value);
+  return value;
+}
+inline uint32_t ld_relaxed_sys_u32(const uint32_t* address) { return __atomic_load_n(address, __ATOMIC_RELAXED); }
+inline void st_release_sys_u32(uint32_t* address, uint32_t value) {
+  __atomic_store_n(address, value, __ATOMIC_RELEASE);
+  emu::current_block->world().note_progress();
+}
+inline void st_relaxed_sys_u32(uint32_t* address, uint32_t value) {
+  __atomic_store_n(address, value, __ATOMIC_RELAXED);
+  emu::current_block->world().note_progress();
+}
+inline uint32_t atom_add_acq_rel_gpu_u32(uint32_t* address, uint32_t value) {
+  return __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);
+}
+inline uint32_t atom_exch_relaxed_gpu_u32(uint32_t* address, uint32_t value) {
+  return __atomic_exchange_n(address, value, __ATOMIC_RELAXED);
+}
+
+inline uint64_t globaltimer() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+inline void nanosleep_u32(uint32_t) { emu::current_block->pause(emu::Waiting::kSignal); }
+
+inline float mov_b32_f32(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline uint16_t cvt_rn_bf16_f32(float value) { return emu::bfloat16_from_float(value); }
+inline uint16_t cvt_rn_f16_f32(float value) { return emu::float16_from_float(value); }
+inline float cvt_f32_f16(uint16_t bits) { return emu::float_from_float16(bits); }
+
+}  // namespace interlace::ptx

@@ -1,0 +1,69 @@
+// What all emulated ranks of one test share: whether anybody still moves, who is to be delayed, what went wrong.
+#pragma once
+
+#include <sched.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+namespace interlace::emu {
+
+// A straggler: before its step `after_steps` (a step is one turn of one fiber), every block of `rank` stands still
+// until nobody else can move.
+struct Delay {
+  int rank = -1;
+  uint64_t after_steps = 0;
+};
+
+// One emulated machine. `progress` counts everything that can let another thread go on; a block that has seen it
+// stand still for `idle_rounds` rounds declares the world stuck, and every block adds to `dump` who waits for what.
+class World {
+ public:
+  explicit World(uint64_t seed, Delay delay = {}, uint64_t idle_rounds = 20000)
+      : seed_(seed), delay_(delay), idle_rounds_(idle_rounds) {}
+
+  uint64_t seed() const { return seed_; }
+  const Delay& delay() const { return delay_; }
+  uint64_t idle_rounds() const { return idle_rounds_; }
+
+  // Relaxed: only the fact that something happened counts, it must not order the kernels' own accesses.
+  void note_progress() { progress_.fetch_add(1, std::memory_order_relaxed); }
+  uint64_t progress() const { return progress_.load(std::memory_order_relaxed); }
+
+  bool stuck() const { return stuck_.load(std::memory_order_relaxed); }
+  void report_stuck(const std::string& who) {
+    stuck_.store(true, std::memory_order_relaxed);
+    const std::lock_guard lock(mutex_);
+    dump_ += who;
+  }
+  std::string dump() {
+    const std::lock_guard lock(mutex_);
+    return dump_;
+  }
+
+  // Returns when `progress` has not changed for a while: everybody else has finished or waits for the caller.
+  void wait_until_nobody_moves() const {
+    constexpr int kQuietYields = 300;
+    uint64_t seen = progress();
+    for (int quiet = 0; quiet < kQuietYields; ++quiet) {
+      sched_yield();
+      if (progress() != seen) {
+        seen = progress();
+        quiet = 0;
+      }
+    }
+  }
+
+ private:
+  const uint64_t seed_;
+  const Delay delay_;
+  const uint64_t idle_rounds_;
+  std::atomic<uint64_t> progress_{0};
+  std::atomic<bool> stuck_{false};
+  std::mutex mutex_;
+  std::string dump_;
+};
+
+}  // namespace interlace::emu

@@ -1,0 +1,68 @@
+"""Build and run the emulator's test programs, as they are or with one line of the kernels broken on purpose."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+PROGRAMS = tuple(sorted(path.stem.removeprefix("test_") for path in (CSRC / "emu").glob("test_*.cpp")))
+SHARED_FOLDERS = ("core", "cuda", "emu")  # what the programs are made of
+FLAGS = ("-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-pthread")
+TIMEOUT_SECONDS = 240
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug: in `file` below csrc, `before` becomes `after`; `program` must fail, with `tsan` or without."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+    program: str = "one_shot_all_reduce"
+    tsan: bool = True
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a program ended: its exit status and what it printed."""
+
+    status: int
+    output: str
+
+
+def copy_with_bug(mutant: Mutant, destination: Path) -> None:
+    """Copy the sources to `destination` and plant the bug. Fails when the line is not there exactly once."""
+    for folder in SHARED_FOLDERS:
+        shutil.copytree(CSRC / folder, destination / folder)
+    path = destination / mutant.file
+    text = path.read_text()
+    count = text.count(mutant.before)
+    assert count == 1, f"mutant {mutant.name}: {mutant.file} has {count} times {mutant.before!r}; update the mutant"
+    path.write_text(text.replace(mutant.before, mutant.after))
+
+
+def build(program: str, *, tsan: bool, sources: Path, output: Path) -> None:
+    """Compile one test program from `sources` (a csrc folder)."""
+    sanitizer = ("-fsanitize=thread",) if tsan else ()
+    source = sources / "emu" / f"test_{program}.cpp"
+    command = ["g++", *FLAGS, *sanitizer, f"-I{sources}", str(source), "-o", str(output)]
+    compiled = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+    assert compiled.returncode == 0, compiled.stderr
+    assert not compiled.stderr, f"warnings: {compiled.stderr}"
+
+
+def run(program: Path, seeds: int) -> Result:
+    """Run a test program with that many seeds; ThreadSanitizer's first report ends it."""
+    finished = subprocess.run(
+        [str(program), str(seeds)],
+        env={"TSAN_OPTIONS": "halt_on_error=1"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    return Result(finished.returncode, finished.stdout + finished.stderr)

@@ -1,0 +1,111 @@
+"""The CUDA kernels on CPU threads: the kernels' own source, plain and under ThreadSanitizer, and with planted bugs.
+
+Nothing here needs a GPU or nvcc. What the emulator cannot show: hardware descriptors, proxy fences, speed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.device import emulation
+from tests.device.emulation import Mutant
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+SIGNALS = "cuda/kernels/signals.cuh"
+ELEMENT = "cuda/kernels/element.cuh"
+
+MUTANTS = (
+    Mutant(
+        "relaxed_signal",
+        SIGNALS,
+        "ptx::st_release_sys_u32(&theirs.arrivals[block][rank], epoch);",
+        "ptx::st_relaxed_sys_u32(&theirs.arrivals[block][rank], epoch);",
+    ),
+    Mutant("relaxed_wait", SIGNALS, "ptx::ld_acquire_sys_u32(word)", "ptx::ld_relaxed_sys_u32(word)"),
+    Mutant("no_block_sync_before_signal", SIGNALS, "  ptx::barrier_sync();\n  bool met", "  bool met"),
+    Mutant("no_block_sync_after_wait", SIGNALS, "return ptx::barrier_red_and(met);", "return met;"),
+    Mutant("single_buffer", SIGNALS, "parity(epoch) * group.half_bytes", "(epoch & 0) * group.half_bytes"),
+    Mutant(
+        "every_block_closes_the_epoch",
+        SIGNALS,
+        "ptx::atom_add_acq_rel_gpu_u32(&own.blocks_finished, 1) == ptx::nctaid_x() - 1",
+        "ptx::atom_add_acq_rel_gpu_u32(&own.blocks_finished, 1) < ptx::nctaid_x()",
+    ),
+    Mutant(
+        "signal_in_the_wrong_place",
+        SIGNALS,
+        "ptx::st_release_sys_u32(&theirs.arrivals[block][rank], epoch);",
+        "ptx::st_release_sys_u32(&theirs.arrivals[block][peer], epoch);",
+        tsan=False,
+    ),
+    Mutant("compare_without_wrap", SIGNALS, "if (reached(seen, want))", "if (seen >= want)", tsan=False),
+    Mutant(
+        "idle_blocks_left_behind",
+        SIGNALS,
+        "if (block == 0 && idle >= ptx::nctaid_x())",
+        "if (block == 0 && idle >= kMaxBlocks)",
+        tsan=False,
+    ),
+    Mutant(
+        "staging_after_an_abort",
+        SIGNALS,
+        "ptx::barrier_red_and(abort == 0)",
+        "ptx::barrier_red_and(true)",
+        tsan=False,
+    ),
+    Mutant(
+        "no_deadline",
+        SIGNALS,
+        "ptx::globaltimer() - start > group.timeout_nanoseconds",
+        "ptx::globaltimer() < start",
+        program="barrier",
+        tsan=False,
+    ),
+    Mutant(
+        "peers_not_told",
+        SIGNALS,
+        "      abort_all(group, rank);\n",
+        "",
+        program="barrier",
+        tsan=False,
+    ),
+    Mutant(
+        "tail_stored_whole",
+        ELEMENT,
+        "if (first + i < count) array[first + i] =",
+        "if (first < count) array[first + i] =",
+        tsan=False,
+    ),
+    Mutant(
+        "misaligned_load",
+        ELEMENT,
+        "if (wide && first + kElements <= count) return",
+        "if (wide && first <= count) return",
+        tsan=False,
+    ),
+)
+
+
+@pytest.mark.parametrize("tsan", [False, True], ids=["plain", "tsan"])
+@pytest.mark.parametrize("program", emulation.PROGRAMS)
+def test_kernels_are_right_and_free_of_races(program: str, tsan: bool, tmp_path: Path) -> None:
+    """Would catch: a missing fence or sync, a half overwritten early, a wrong tail, a wait without end."""
+    emulation.build(program, tsan=tsan, sources=emulation.CSRC, output=tmp_path / program)
+    result = emulation.run(tmp_path / program, seeds=2 if tsan else 8)
+    assert result.status == 0, result.output
+    assert "seeds ok" in result.output
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_planted_bug_is_caught(mutant: Mutant, tmp_path: Path) -> None:
+    """Would catch: emulator or test programs that no longer notice the bug."""
+    emulation.copy_with_bug(mutant, tmp_path / "csrc")
+    program = tmp_path / mutant.program
+    emulation.build(mutant.program, tsan=mutant.tsan, sources=tmp_path / "csrc", output=program)
+    result = emulation.run(program, seeds=4)
+    assert result.status != 0, f"bug not noticed:\n{result.output}"
+    assert "FAILED" in result.output or "ThreadSanitizer" in result.output, result.output

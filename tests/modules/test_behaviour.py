@@ -18,8 +18,8 @@ from interlace.modules import (
     ParallelAttention,
     ParallelMLP,
     RowParallelLinear,
-    SharedInput,
     Shards,
+    SharedInput,
     SummedGradients,
 )
 from tests.distributed import run_distributed

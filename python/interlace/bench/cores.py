@@ -39,7 +39,8 @@ def _siblings(core: int) -> str:
 def spread(cores: Sequence[int], siblings: Sequence[str]) -> list[int]:
     """The cores, one hardware thread of each physical core first: two ranks on one core halve each other."""
     seen: set[str] = set()
-    first, rest = [], []
+    first: list[int] = []
+    rest: list[int] = []
     for core, key in zip(cores, siblings, strict=True):
         (rest if key in seen else first).append(core)
         seen.add(key)

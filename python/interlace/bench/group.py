@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 __all__ = ["join", "leave"]
 
@@ -19,7 +20,7 @@ def join(place: Mapping[str, int] | None = None) -> None:
     if place is None:
         dist.init_process_group("gloo", timeout=TIMEOUT)
         return
-    store = dist.TCPStore(
+    store = TCPStore(
         "127.0.0.1",
         place["port"],
         place["world_size"],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Mapping
+from io import FileIO
 from pathlib import Path
 
 import torch
@@ -19,10 +21,9 @@ class RunDelay:
     """Seconds the thread was runnable without a core, from /proc/thread-self/schedstat; 0 elsewhere."""
 
     def __init__(self) -> None:
-        try:
+        self._file: FileIO | None = None
+        with contextlib.suppress(OSError):
             self._file = Path("/proc/thread-self/schedstat").open("rb", buffering=0)  # noqa: SIM115
-        except OSError:
-            self._file = None
 
     def read(self) -> float:
         if self._file is None:

@@ -51,7 +51,7 @@ def _start(
     target: str, settings: Mapping[str, object], rank: int, ranks: int, server: socket.socket
 ) -> subprocess.Popen[bytes]:
     place = {"rank": rank, "world_size": ranks, "port": server.getsockname()[1], "parent": os.getpid()}
-    inherited = ()
+    inherited: tuple[int, ...] = ()
     if rank == 0:
         place["listen_fd"] = server.fileno()
         inherited = (server.fileno(),)

@@ -10,10 +10,13 @@ import runpy
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from typing import TypeAlias, cast
 
 from interlace.bench.group import join, leave
 
 __all__ = ["main"]
+
+Target: TypeAlias = Callable[[Mapping[str, object]], "int | None"]
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -31,12 +34,14 @@ def main(arguments: list[str]) -> int:
         leave()
 
 
-def _resolve(target: str) -> Callable[[Mapping[str, object]], int | None]:
+def _resolve(target: str) -> Target:
     module, _, name = target.rpartition(":")
     if module.endswith(".py"):
         sys.path.insert(0, os.path.dirname(os.path.abspath(module)))  # as Python itself does for a script
-        return runpy.run_path(module)[name]
-    return getattr(importlib.import_module(module), name)
+        function = runpy.run_path(module)[name]
+    else:
+        function = getattr(importlib.import_module(module), name)
+    return cast("Target", function)
 
 
 def _die_with(parent: int) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from interlace.bench import Placement, whole_machine
-from interlace.demo.models import Words
+from interlace.demo.models import Words, settings_of
 from interlace.demo.parity import Error, Greedy, Parity, error_of, greedy, judge, limit_of, perplexity
 from interlace.demo.paths import SplitPath
 from interlace.demo.text import QUESTION, SENTENCES, TEXT
@@ -33,7 +34,7 @@ class Subject:
     @property
     def longest(self) -> int:
         """Tokens the model can take."""
-        return int(getattr(self.paths[0].model.config.get_text_config(), "max_position_embeddings", 1 << 20))
+        return int(getattr(settings_of(self.paths[0].model), "max_position_embeddings", 1 << 20))
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def compare(subject: Subject, placement: Placement) -> Verdict | None:
 def _output(model: nn.Module, ids: Tensor) -> Tensor:
     """ids [1, S] -> logits [1, S, V] of a decoder, hidden states [1, S, H] of an encoder."""
     out = model(input_ids=ids)
-    return out.logits if "logits" in out else out.last_hidden_state
+    result: Tensor = out.logits if "logits" in out else out.last_hidden_state
+    return result
 
 
 def _outcome(subject: Subject, model: nn.Module, output: Tensor, ids: Tensor, *, alone: bool) -> Outcome:
@@ -112,7 +114,7 @@ def _parity(error: Error, unsplit: Outcome, split: Outcome) -> Parity:
 
 
 def _stops(model: nn.Module) -> set[int]:
-    settings = getattr(model, "generation_config", None) or model.config
+    settings: Any = getattr(model, "generation_config", None) or settings_of(model)
     stop = settings.eos_token_id
     return set() if stop is None else set(stop) if isinstance(stop, list) else {stop}
 

@@ -27,4 +27,5 @@ class Decoder:
         """ids [1, S] -> logits [V] after the last of them."""
         out = self.model(input_ids=ids, **{self._cache_name: self._cache}, **self._options)
         self._cache = out[self._cache_name]
-        return out.logits[0, -1]
+        logits: Tensor = out.logits
+        return logits[0, -1]

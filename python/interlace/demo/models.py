@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from interlace.demo.wheels import MINILM, SMOLLM2, fetch, publish
 
-__all__ = ["Source", "Words", "load", "load_words", "prepare"]
+__all__ = ["Source", "Words", "load", "load_words", "prepare", "settings_of"]
 
 NAMED = {"smollm2": SMOLLM2, "minilm": MINILM}
 
@@ -53,7 +53,7 @@ def load(source: Source, dtype: torch.dtype) -> nn.Module:
     import transformers
 
     auto = transformers.AutoModelForCausalLM if source.causal else transformers.AutoModel
-    model = auto.from_pretrained(source.location, dtype=dtype)
+    model: nn.Module = auto.from_pretrained(source.location, dtype=dtype)
     return model.eval().requires_grad_(False)
 
 
@@ -67,25 +67,33 @@ class Words:
     def encode(self, text: str) -> Tensor:
         """text -> ids [1, S]."""
         if self.tokenizer is not None:
-            return self.tokenizer(text, return_tensors="pt").input_ids
+            ids: Tensor = self.tokenizer(text, return_tensors="pt").input_ids
+            return ids
         return torch.tensor([[byte % self.vocabulary for byte in text.encode()]])
 
     def ask(self, question: str) -> Tensor:
         """A question, in the model's chat format where it has one -> ids [1, S]."""
         if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
             return self.encode(question)
-        return self.tokenizer.apply_chat_template(
+        ids: Tensor = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": question}],
             add_generation_prompt=True,
             return_tensors="pt",
             return_dict=True,
         ).input_ids
+        return ids
 
     def decode(self, ids: Tensor) -> str:
         """ids [S] -> text; the ids themselves without a tokenizer."""
         if self.tokenizer is None:
             return " ".join(str(int(i)) for i in ids)
-        return self.tokenizer.decode(ids, skip_special_tokens=True).strip()
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip()
+
+
+def settings_of(model: nn.Module) -> Any:
+    """The configuration of the text part of a Hugging Face model."""
+    config: Any = model.config
+    return config.get_text_config()
 
 
 def load_words(source: Source, vocabulary: int) -> Words:
@@ -129,7 +137,8 @@ def _converted(folder: Path, gguf: str, say: Callable[[str], None]) -> Path:
     settings = source.config.to_dict()
     settings.pop("quantization_config", None)
     # a model that came from GGUF refuses to be saved, so the same weights go into one made from the config
-    model = transformers.AutoModelForCausalLM.from_config(type(source.config).from_dict(settings))
+    make: Callable[[Any], Any] = transformers.AutoModelForCausalLM.from_config
+    model = make(type(source.config).from_dict(settings))
     model.load_state_dict(source.state_dict())
     model.generation_config = source.generation_config
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=gguf)
@@ -142,7 +151,8 @@ def _converted(folder: Path, gguf: str, say: Callable[[str], None]) -> Path:
 
 
 def _quiet() -> None:
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
 
+    logging: Any = transformers_logging
     logging.set_verbosity_error()
     logging.disable_progress_bar()

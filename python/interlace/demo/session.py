@@ -13,7 +13,7 @@ import interlace
 from interlace.bench import Placement, describe, peer_read_bandwidth, place
 from interlace.demo.clock import Row, decode_work, prefill_work, rows_of, time_phase, variants_of
 from interlace.demo.compare import Subject, compare
-from interlace.demo.models import Source, load, load_words
+from interlace.demo.models import Source, load, load_words, settings_of
 from interlace.demo.paths import split_paths
 from interlace.demo.report import Reporter
 from interlace.demo.text import TEXT
@@ -68,7 +68,7 @@ def run(settings: Mapping[str, object]) -> int:
 def _load_and_split(plan: Plan) -> Subject:
     dtype = getattr(torch, plan.dtype)
     whole = load(plan.source, dtype)
-    words = load_words(plan.source, whole.config.get_text_config().vocab_size)
+    words = load_words(plan.source, settings_of(whole).vocab_size)
     unsplit = exact = None
     if dist.get_rank() == 0:
         unsplit = load(plan.source, dtype)

@@ -42,8 +42,7 @@ def llama(folder: Path) -> Path:
         max_position_embeddings=256,
         initializer_range=0.2,  # logits of some size, so that the likeliest token is no tie
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    return save(LlamaForCausalLM(config), folder)
 
 
 def bert(folder: Path) -> Path:
@@ -59,7 +58,15 @@ def bert(folder: Path) -> Path:
         vocab_size=256,
         max_position_embeddings=128,
     )
-    BertModel(config).save_pretrained(folder)
+    return save(BertModel(config), folder)
+
+
+def save(model: Any, folder: Path) -> Path:
+    """Without a progress bar: its lock is a semaphore in shared memory that stays until the process ends."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model.save_pretrained(folder)
     return folder
 
 

@@ -14,7 +14,9 @@ error of ``same``.
 * Small tensors: torch may hit the exact value of a single element. One correctly rounded result may be
   wrong by the unit roundoff u, so that is always allowed for one element, and less for more elements, as
   u * 8 / sqrt(n): from about 500 elements on this is below the error of correct rounding (0.4 u) and only
-  the factor 1.5 counts.
+  the factor 1.5 counts. Both errors are samples of n values, and the ratio of two such norms scatters by
+  1 / sqrt(n): below 500 elements 2 / sqrt(n) is added to the factor (24 sums of 64 numbers by torch itself,
+  in two layouts, were seen 1.51 x apart).
 * fp32 must also be within 1e-5 relative, whatever torch does. fp64 has no more exact oracle here: 1e-13.
 """
 
@@ -31,6 +33,7 @@ import torch.nn.functional as F
 
 FACTOR = 1.5
 MAX_FACTOR = 4.0
+SMALL = 500  # elements
 FP32_LIMIT = 1e-5
 FP64_LIMIT = 1e-13
 
@@ -93,7 +96,8 @@ def limits(exact: torch.Tensor, same: torch.Tensor) -> Error:
     theirs = error(same, exact)
     roundoff = torch.finfo(same.dtype).eps / 2
     count = max(exact.numel(), 1)
-    relative = max(FACTOR * theirs.relative, roundoff * min(1.0, 8 / count**0.5))
+    factor = FACTOR * (1 + 2 / count**0.5 if count < SMALL else 1)
+    relative = max(factor * theirs.relative, roundoff * min(1.0, 8 / count**0.5))
     if same.dtype == torch.float32:
         relative = min(relative, FP32_LIMIT)
     peak = exact.abs().max().item() if exact.numel() else 0.0

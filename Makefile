@@ -18,6 +18,7 @@ TORCH ?= torch==2.13.0
 ARGS ?=
 
 .DELETE_ON_ERROR:
+.NOTPARALLEL:
 .PHONY: demo test test-gpu bench lint format models emu sass soak install clean distclean
 
 python := $(VENV)/bin/python

@@ -10,6 +10,7 @@ from ..groups import Group, GroupInfo, resolve
 from .agree import agree
 from .apply import apply
 from .plan import Plan, auto_plan, check_plan, dict_plan
+from .report import op_of, path_of
 
 __all__ = ["parallelize"]
 
@@ -28,13 +29,13 @@ def parallelize(
     recognises stacks of attention and feed-forward blocks (Llama, Mistral, Qwen, Gemma, BERT, RoBERTa and
     models built alike) by the names, shapes and source of their modules; a dict gives {pattern of module
     names: style}, for example {"layers.*.mlp.up": "column", "layers.*.mlp.down": "row"}, where `*` is one
-    part of a name (styles: `interlace.parallelize.STYLES`). Names and dtypes of parameters stay; shapes
-    become those of this rank's shards. Embeddings, output heads and norms are replicated, tied parameters
-    stay tied.
+    part of a name. Styles: column, row, column_gather_output, row_split_input, summed, scatter_sequence,
+    gather_sequence. Names and dtypes of parameters stay; shapes become those of this rank's shards.
+    Embeddings, output heads and norms are replicated, tied parameters stay tied.
 
     sequence_parallel: activations between the blocks are shards of the sequence (dim -2), all-reduces become
-    all-gathers and reduce-scatters. strict: raise ValueError when the group has no symmetric memory and every
-    op would fall back to torch.distributed.
+    all-gathers and reduce-scatters. strict: raise ValueError, naming module and reason, when a linear of the plan
+    would not be fused (no symmetric memory, a dtype without kernel).
 
     Every rank must hold the same parameters. Raises ValueError or TypeError, on every rank and with the model
     unchanged, when a pattern matches nothing, a module cannot be split, the architecture is not known, the
@@ -46,16 +47,23 @@ def parallelize(
     try:
         decided = _decide(model, info, plan, sequence_parallel)
         check_plan(model, decided)
-        if strict and info.fallback:
-            raise ValueError(
-                f"parallelize: strict=True, but this group runs on torch.distributed: {info.fallback}"
-            )
+        if strict:
+            _check_fused(model, decided, info)
     except Exception as error:  # whatever it is, the peers wait in agree() and must hear of it
         problem = error
     agree(info, model, decided, problem)
     assert decided is not None
     apply(model, decided, info)
     return model
+
+
+def _check_fused(model: nn.Module, plan: Plan, info: GroupInfo) -> None:
+    for step in plan.steps.values():
+        param = next(model.get_submodule(step.name).parameters())
+        op = op_of(step.style, plan.sequence_parallel)
+        fused, reason = path_of(info, op, param.dtype, param.device)
+        if not fused:
+            raise ValueError(f"parallelize: strict=True, but {op} of {step.name} is not fused: {reason}")
 
 
 def _decide(

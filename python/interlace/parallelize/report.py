@@ -1,43 +1,53 @@
-"""What `parallelize` did to a model, and which path its modules take, as a table."""
+"""What `parallelize` did to a model, and which way the collectives of its modules go, as a table."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
-from ..groups import resolve
+from ..groups import GroupInfo, resolve
 from ..modules import ParallelLinear, SummedGradients
+from ..ops import OPS
 
-__all__ = ["Report", "ReportRow", "report"]
+__all__ = ["Report", "ReportRow", "op_of", "path_of", "report"]
+
+UNFUSED = "library_gemm"  # what the dispatcher calls torch.mm followed by the collective
+FEW, MANY = 1, 512  # rows: a step of decoding, a prompt
 
 
 @dataclass(frozen=True)
 class ReportRow:
-    """One module: its style, the whole and the local shape of its weight, and how its collective runs."""
+    """One module: its style, the whole and the local shape of its weight, its op, and the way the op goes.
+
+    `fused` is False when the collective runs beside the product (torch.mm, torch.distributed); `path` says why.
+    """
 
     name: str
     style: str
     shape: tuple[int, ...]
     local_shape: tuple[int, ...]
     op: str
+    fused: bool
     path: str
 
 
 @dataclass(frozen=True)
 class Report:
-    """The rows of a model; `str` is a table with runs of equal layers folded into one line."""
+    """The rows of a model; `str` is a table in which equal layers share a line."""
 
     rows: tuple[ReportRow, ...]
 
     def __str__(self) -> str:
-        head = ("module", "style", "weight", "on this rank", "op", "path")
-        lines = [head]
-        for names, row in _folded(self.rows):
-            lines.append((names, row.style, _size(row.shape), _size(row.local_shape), row.op, row.path))
-        widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+        lines = [("module", "style", "weight", "on this rank", "op", "fused", "path")]
+        for name, row in _folded(self.rows):
+            fused = "yes" if row.fused else "no"
+            lines.append((name, row.style, _size(row.shape), _size(row.local_shape), row.op, fused, row.path))
+        widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
         return "\n".join(
-            "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in lines
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
         )
 
 
@@ -46,7 +56,7 @@ def report(model: nn.Module) -> Report:
     rows = tuple(
         _row(name, module)
         for name, module in model.named_modules()
-        if isinstance(module, ParallelLinear | SummedGradients)
+        if isinstance(module, (ParallelLinear, SummedGradients))
     )
     if not rows:
         raise ValueError(
@@ -55,18 +65,42 @@ def report(model: nn.Module) -> Report:
     return Report(rows)
 
 
-def _row(name: str, module: nn.Module) -> ReportRow:
-    fallback = resolve(module.group_name).fallback
-    path = f"torch.distributed: {fallback}" if fallback else "symmetric memory"
-    if isinstance(module, SummedGradients):
-        shape = tuple(next(module.parameters()).shape)
-        return ReportRow(name, "summed", shape, shape, "all_reduce (backward)", path)
-    if module.style == "column":
-        op = "all_gather_gemm" if module.sequence_parallel else "column_gemm"
-    else:
-        op = "gemm_reduce_scatter" if module.sequence_parallel else "gemm_all_reduce"
-    shape = (module.out_features, module.in_features)
-    return ReportRow(name, module.style, shape, tuple(module.weight.shape), op, path)
+def op_of(style: str, sequence_parallel: bool) -> str:
+    """The op that carries the collective of a style: of the forward for row, of the backward for plain column."""
+    if style == "summed":
+        return "all_reduce"
+    if style.startswith("column"):
+        return "all_gather_gemm" if sequence_parallel else "gemm_all_reduce"
+    return "gemm_reduce_scatter" if sequence_parallel else "gemm_all_reduce"
+
+
+def path_of(info: GroupInfo, op: str, dtype: torch.dtype, device: torch.device) -> tuple[bool, str]:
+    """Whether the op is fused on this group and device, and the algorithms or the reason why not."""
+    if info.world_size == 1:
+        return True, "one rank: no collective"
+    if info.fallback:
+        return False, f"torch.distributed: {info.fallback}"
+    if op == "all_reduce":
+        return True, "symmetric memory"
+    if device.type != "cpu":
+        return True, f"chosen at the call ({device.type})"
+    few, many = (OPS.choose(op, str(dtype).removeprefix("torch."), rows) for rows in (FEW, MANY))
+    if few[0] == UNFUSED:
+        return False, few[1]
+    return True, few[0] if few == many else f"{few[0]} (few rows), {many[0]} (many)"
+
+
+def _row(name: str, module: ParallelLinear | SummedGradients) -> ReportRow:
+    info = resolve(module.group_name)
+    param = next(module.parameters())
+    sequence_parallel = isinstance(module, ParallelLinear) and module.sequence_parallel
+    op = op_of(module.style, sequence_parallel)
+    fused, path = path_of(info, op, param.dtype, param.device)
+    shape = local = tuple(param.shape)
+    if isinstance(module, ParallelLinear):
+        shape = (module.out_features, module.in_features)
+    backward = module.style == "summed" or (module.style == "column" and not sequence_parallel)
+    return ReportRow(name, module.style, shape, local, f"{op} (backward)" if backward else op, fused, path)
 
 
 def _size(shape: tuple[int, ...]) -> str:
@@ -74,13 +108,13 @@ def _size(shape: tuple[int, ...]) -> str:
 
 
 def _folded(rows: tuple[ReportRow, ...]) -> list[tuple[str, ReportRow]]:
-    """Rows that differ only in the number of their layer, as one: model.layers.{0..29}.mlp.up_proj."""
+    """Rows that differ only in the number of their layer, as one: model.layers.*.mlp.up_proj (30)."""
     groups: dict[tuple[object, ...], list[ReportRow]] = {}
     for row in rows:
         pattern = ".".join("*" if part.isdigit() else part for part in row.name.split("."))
-        groups.setdefault((pattern, row.style, row.shape, row.local_shape, row.op, row.path), []).append(row)
-    folded = []
-    for key, members in groups.items():
-        count = f" ({len(members)})" if len(members) > 1 else ""
-        folded.append(((str(key[0]) if count else members[0].name) + count, members[0]))
-    return folded
+        key = (pattern, row.style, row.shape, row.local_shape, row.op, row.fused, row.path)
+        groups.setdefault(key, []).append(row)
+    return [
+        (f"{key[0]} ({len(members)})" if len(members) > 1 else members[0].name, members[0])
+        for key, members in groups.items()
+    ]

@@ -41,13 +41,18 @@ def copy_with_bug(mutant: Mutant, destination: Path) -> None:
     path = destination / mutant.file
     text = path.read_text()
     count = text.count(mutant.before)
-    assert count == 1, f"mutant {mutant.name}: {mutant.file} has {count} times {mutant.before!r}; update the mutant"
+    assert count == 1, (
+        f"mutant {mutant.name}: {mutant.file} has {count} times {mutant.before!r}; update the mutant"
+    )
     path.write_text(text.replace(mutant.before, mutant.after))
 
 
 def build(program: str, *, tsan: bool, sources: Path, output: Path) -> None:
     """Compile one test program from `sources` (a csrc folder)."""
-    sanitizer = ("-fsanitize=thread",) if tsan else ()
+    # misaligned 16-byte accesses trap on the device, but not on x86
+    sanitizer = (
+        ("-fsanitize=thread",) if tsan else ("-fsanitize=alignment", "-fno-sanitize-recover=alignment")
+    )
     source = sources / "emu" / f"test_{program}.cpp"
     command = ["g++", *FLAGS, *sanitizer, f"-I{sources}", str(source), "-o", str(output)]
     compiled = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)

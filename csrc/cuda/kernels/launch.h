@@ -6,11 +6,10 @@
 #include <cstdint>
 
 #include "core/call.h"
+#include "cuda/kernels/all_reduce_arguments.h"
 #include "cuda/kernels/segment.h"
 
 namespace interlace {
-
-struct AllReduceArguments;
 
 // How many ranks of the group this launch plays, from group.first_rank on: 1, or all of them as virtual ranks on one
 // device. All blocks of all ranks must be resident at once: they wait for each other.

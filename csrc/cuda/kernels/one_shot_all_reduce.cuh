@@ -1,19 +1,13 @@
 // one_shot_all_reduce: every rank shows its input to all, every rank sums all inputs. One signal per block and peer.
 #pragma once
 
+#include "cuda/kernels/all_reduce_arguments.h"
 #include "cuda/kernels/element.cuh"
 #include "cuda/kernels/signals.cuh"
 
 namespace interlace {
 
 constexpr int kAllReduceThreads = 256;
-
-// input [count], out [count], per rank; out may be input. Any count and any alignment of the elements.
-struct AllReduceArguments {
-  const void* inputs[kMaxRanks];  // of the ranks this launch plays, counted from first_rank
-  void* outs[kMaxRanks];
-  int64_t count;
-};
 
 // out = sum over ranks of input, in fp32 and in rank order: all ranks hold the same bits. When the launch is cut short
 // out is partly written.

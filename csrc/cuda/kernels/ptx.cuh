@@ -6,7 +6,8 @@
 #include <cstdint>
 
 #define INTERLACE_DEVICE __device__ __forceinline__
-#define INTERLACE_KERNEL(max_threads) __global__ void __launch_bounds__(max_threads)
+// One block per multiprocessor is enough: blocks that wait for each other must all be resident.
+#define INTERLACE_KERNEL(max_threads) __global__ void __launch_bounds__(max_threads, 1)
 #define INTERLACE_SHARED __shared__
 #define INTERLACE_PARAMETER const __grid_constant__
 #define INTERLACE_UNROLL _Pragma("unroll")

@@ -8,7 +8,7 @@
 #   make models     check the Promela models of the signal protocol (needs spin)
 #   make emu        the CUDA kernels on CPU threads, plain and under ThreadSanitizer
 #   make sass       compile the CUDA kernels to machine code (needs nvcc, not a GPU)
-#   make soak       the long runs: random operations, faults, hundreds of thousands of calls
+#   make soak       random operations and faults, again and again                           ROUNDS=10
 #   make clean      remove what was built; `make distclean` removes the virtual environment too
 
 PYTHON ?= python3
@@ -16,6 +16,7 @@ VENV ?= .venv
 # Installed only when the environment has no torch.
 TORCH ?= torch==2.13.0
 ARGS ?=
+ROUNDS ?= 10
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
@@ -45,7 +46,7 @@ bench: $(stamps)/native
 	  $(python) benchmarks/$$name.py --json results/$$name.json $(ARGS); done
 
 soak: $(stamps)/test
-	$(python) -m pytest -m soak $(ARGS)
+	for round in $$(seq $(ROUNDS)); do $(python) -m pytest -q tests/faults $(ARGS) || exit 1; done
 
 models:
 	$(PYTHON) csrc/models/check.py $(ARGS)

@@ -22,7 +22,7 @@ constexpr uint32_t kWarpThreads = 32;
 constexpr uint32_t kNamedBarriers = 16;
 
 struct Shape {
-  uint32_t blocks = 1;   // per rank
+  uint32_t blocks = 1;  // per rank
   uint32_t threads = 32;
 };
 
@@ -35,8 +35,15 @@ struct Warp {
 class Block {
  public:
   Block(World& world, Shape shape, int rank, uint32_t index, uint64_t seed)
-      : world_(world), shape_(shape), rank_(rank), index_(index), random_(seed), fibers_(shape.threads),
-        warps_((shape.threads + kWarpThreads - 1) / kWarpThreads), fiber_(fibers_.data()), warp_(warps_.data()) {
+      : world_(world),
+        shape_(shape),
+        rank_(rank),
+        index_(index),
+        random_(seed),
+        fibers_(shape.threads),
+        warps_((shape.threads + kWarpThreads - 1) / kWarpThreads),
+        fiber_(fibers_.data()),
+        warp_(warps_.data()) {
     create_fibers();
   }
   ~Block() { destroy_fibers(); }
@@ -68,7 +75,7 @@ class Block {
   // Every lane shows `value` and gets what lane ^ mask showed.
   INTERLACE_EMU_HIDDEN uint32_t shuffle_xor(uint32_t value, uint32_t mask) {
     Warp& warp = warp_[thread() / kWarpThreads];
-    uint32_t(&shown)[kWarpThreads] = warp.lanes[warp.rendezvous.generation & 1];
+    uint32_t (&shown)[kWarpThreads] = warp.lanes[warp.rendezvous.generation & 1];
     const uint32_t lane = thread() % kWarpThreads;
     shown[lane] = value;
     meet(warp.rendezvous, lanes_of_warp(), true, Waiting::kWarp, 0);
@@ -152,7 +159,7 @@ class Block {
   uint64_t steps_ = 0;  // over all launches
   const std::function<void()>* kernel_ = nullptr;
   char launch_tag_ = 0;  // the launch is ordered before every thread's first step, as by the stream
-  char end_tag_ = 0;     // every thread's last step is ordered before the end of the launch
+  char end_tag_ = 0;  // every thread's last step is ordered before the end of the launch
 };
 
 inline thread_local Block* current_block = nullptr;
@@ -229,7 +236,8 @@ inline std::string Block::dump() const {
     text += line;
     if (fiber.waiting == Waiting::kNamedBarrier) text += " " + std::to_string(fiber.detail);
     if (fiber.waiting == Waiting::kSignal) {
-      std::snprintf(line, sizeof(line), " at %p, last saw %u", static_cast<const void*>(fiber.polled), fiber.seen);
+      std::snprintf(line, sizeof(line), " at %p, last saw %u", static_cast<const void*>(fiber.polled),
+                    fiber.seen);
       text += line;
     }
     text += "\n";

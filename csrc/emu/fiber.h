@@ -11,7 +11,8 @@
 
 namespace interlace::emu {
 
-constexpr size_t kStackBytes = 64 * 1024;  // kernels keep little on the stack; ThreadSanitizer's frames fit too
+constexpr size_t kStackBytes =
+    64 * 1024;  // kernels keep little on the stack; ThreadSanitizer's frames fit too
 
 // What a thread waits for, for the dump of a stuck world.
 enum class Waiting : uint8_t { kNothing, kBlock, kWarp, kNamedBarrier, kSignal };

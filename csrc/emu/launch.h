@@ -45,7 +45,8 @@ class Device {
  private:
   // The OS thread of one block.
   void play(uint32_t index) {
-    Block block(world_, shape_, rank_, index, world_.seed() * 1000003 + static_cast<uint64_t>(rank_) * 131 + index);
+    Block block(world_, shape_, rank_, index,
+                world_.seed() * 1000003 + static_cast<uint64_t>(rank_) * 131 + index);
     for (uint64_t played = 0;; ++played) {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [&] { return closing_ || launches_ > played; });

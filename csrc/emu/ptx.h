@@ -25,7 +25,9 @@ inline uint32_t ctaid_y() { return 0; }  // one rank per launch
 inline void barrier_sync() { emu::current_block->sync(true); }
 inline bool barrier_red_and(bool value) { return emu::current_block->sync(value); }
 inline void bar_sync(uint32_t number, uint32_t threads) { emu::current_block->sync_named(number, threads); }
-inline void bar_arrive(uint32_t number, uint32_t threads) { emu::current_block->arrive_named(number, threads); }
+inline void bar_arrive(uint32_t number, uint32_t threads) {
+  emu::current_block->arrive_named(number, threads);
+}
 inline void warp_sync() { emu::current_block->sync_warp(); }
 inline float shfl_bfly_f32(float value, uint32_t mask) {
   return std::bit_cast<float>(emu::current_block->shuffle_xor(std::bit_cast<uint32_t>(value), mask));
@@ -36,7 +38,9 @@ inline uint32_t ld_acquire_sys_u32(const uint32_t* address) {
   emu::current_block->note_poll(address, value);
   return value;
 }
-inline uint32_t ld_relaxed_sys_u32(const uint32_t* address) { return __atomic_load_n(address, __ATOMIC_RELAXED); }
+inline uint32_t ld_relaxed_sys_u32(const uint32_t* address) {
+  return __atomic_load_n(address, __ATOMIC_RELAXED);
+}
 inline void st_release_sys_u32(uint32_t* address, uint32_t value) {
   __atomic_store_n(address, value, __ATOMIC_RELEASE);
   emu::current_block->world().note_progress();

@@ -6,7 +6,8 @@ namespace interlace::emu {
 namespace {
 
 constexpr Shape kShape{1, kBarrierThreads};
-constexpr uint64_t kPatientRounds = 300'000;  // longer than the deadlines below, whatever else the machine does
+constexpr uint64_t kPatientRounds =
+    300'000;  // longer than the deadlines below, whatever else the machine does
 
 // Each rank writes a number before the barrier and reads all numbers after it. Two sets of numbers by parity: a rank
 // may already write for the next round while a slow one still reads.
@@ -21,9 +22,9 @@ void test_barrier_orders_memory(int world_size, uint64_t seed, uint32_t first_ep
       if (!device.launch([&] { barrier_kernel(group.as_seen_by(rank)); })) return;
       for (int peer = 0; peer < world_size; ++peer) {
         const int seen = numbers[round & 1][peer];
-        require(seen == 100 * round + peer, "rank " + std::to_string(rank) + " reads " + std::to_string(seen) +
-                                                " of rank " + std::to_string(peer) + " in round " +
-                                                std::to_string(round));
+        require(seen == 100 * round + peer, "rank " + std::to_string(rank) + " reads " +
+                                                std::to_string(seen) + " of rank " + std::to_string(peer) +
+                                                " in round " + std::to_string(round));
       }
     }
   });
@@ -48,8 +49,8 @@ void test_deadline_frees_all_ranks(int world_size, uint64_t seed) {
   for (int rank = 0; rank < world_size - 1; ++rank) {
     const DeviceFailure& failure = group.page(rank).failure;
     require(failure.state != 0, "rank " + std::to_string(rank) + " left without a record");
-    require(failure.op == static_cast<uint32_t>(Op::kBarrier) && failure.rank == static_cast<uint32_t>(rank) &&
-                failure.want == 1,
+    require(failure.op == static_cast<uint32_t>(Op::kBarrier) &&
+                failure.rank == static_cast<uint32_t>(rank) && failure.want == 1,
             "record of rank " + std::to_string(rank) + " names the wrong wait");
     if (failure.state == static_cast<uint32_t>(FailureState::kTimedOut)) {
       ++timed_out;
@@ -75,7 +76,8 @@ void test_host_can_stop_a_wait(uint64_t seed) {
   Device(world, 0, kShape).launch([&] { barrier_kernel(group.as_seen_by(0)); });
   host.join();
   require_finished(world);
-  require(group.page(0).failure.state == static_cast<uint32_t>(FailureState::kAborted), "no record of the stop");
+  require(group.page(0).failure.state == static_cast<uint32_t>(FailureState::kAborted),
+          "no record of the stop");
   require(group.control(1).abort == 1, "the peer was not told");
 }
 

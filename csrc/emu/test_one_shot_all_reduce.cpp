@@ -11,7 +11,7 @@ struct Case {
   Shape shape{2, 16};
   std::vector<int64_t> counts;  // one launch each
   bool in_place = false;
-  bool shifted = false;         // rank r's arrays start r elements into an aligned block
+  bool shifted = false;  // rank r's arrays start r elements into an aligned block
   uint32_t first_epoch = 0;
   Delay delay = {};
 };
@@ -21,8 +21,7 @@ float input_value(int rank, int launch_number, int64_t i) {
   return static_cast<float>((i * 7 + rank * 13 + launch_number * 5) % 17) - 8.0f;
 }
 
-template <typename T>
-struct Launch {
+template <typename T> struct Launch {
   std::vector<Pack<T>> input_storage, out_storage;
   T* input;
   T* out;
@@ -41,31 +40,29 @@ struct Launch {
 
 using Kernel = void (*)(SymmetricGroup, AllReduceArguments);
 
-template <typename T>
-Kernel kernel_for(int world_size) {
+template <typename T> Kernel kernel_for(int world_size) {
   constexpr Kernel kKernels[] = {one_shot_all_reduce_kernel<T, 1>, one_shot_all_reduce_kernel<T, 2>,
-                                    one_shot_all_reduce_kernel<T, 3>, one_shot_all_reduce_kernel<T, 4>,
-                                    one_shot_all_reduce_kernel<T, 5>, one_shot_all_reduce_kernel<T, 6>,
-                                    one_shot_all_reduce_kernel<T, 7>, one_shot_all_reduce_kernel<T, 8>};
+                                 one_shot_all_reduce_kernel<T, 3>, one_shot_all_reduce_kernel<T, 4>,
+                                 one_shot_all_reduce_kernel<T, 5>, one_shot_all_reduce_kernel<T, 6>,
+                                 one_shot_all_reduce_kernel<T, 7>, one_shot_all_reduce_kernel<T, 8>};
   return kKernels[world_size - 1];
 }
 
-template <typename T>
-void check(const Case& test, const Launch<T>& launched, int rank, int launch_number) {
+template <typename T> void check(const Case& test, const Launch<T>& launched, int rank, int launch_number) {
   const int64_t count = test.counts[launch_number];
   for (int64_t i = 0; i < count; ++i) {
     float want = 0;
     for (int peer = 0; peer < test.world_size; ++peer) want += input_value(peer, launch_number, i);
     const float got = to_float(launched.out[i]);
-    require(got == want, "rank " + std::to_string(rank) + " of " + std::to_string(test.world_size) + ", launch " +
-                             std::to_string(launch_number) + ", element " + std::to_string(i) + ": " +
-                             std::to_string(got) + " instead of " + std::to_string(want));
+    require(got == want, "rank " + std::to_string(rank) + " of " + std::to_string(test.world_size) +
+                             ", launch " + std::to_string(launch_number) + ", element " + std::to_string(i) +
+                             ": " + std::to_string(got) + " instead of " + std::to_string(want));
   }
-  require(to_float(launched.out[count]) == to_float(Launch<T>(test, rank, 0, 0).out[0]), "written behind the end");
+  require(to_float(launched.out[count]) == to_float(Launch<T>(test, rank, 0, 0).out[0]),
+          "written behind the end");
 }
 
-template <typename T>
-void run(const Case& test, uint64_t seed) {
+template <typename T> void run(const Case& test, uint64_t seed) {
   World world(seed, test.delay);
   int64_t largest = 0;
   for (int64_t count : test.counts) largest = std::max(largest, count);
@@ -93,7 +90,9 @@ void test_sizes_and_worlds(uint64_t seed) {
   }
 }
 
-void test_eight_ranks(uint64_t seed) { run<BFloat16>({.world_size = 8, .shape = {1, 16}, .counts = {300, 5}}, seed); }
+void test_eight_ranks(uint64_t seed) {
+  run<BFloat16>({.world_size = 8, .shape = {1, 16}, .counts = {300, 5}}, seed);
+}
 
 // Only the two halves keep a fast rank from overwriting what a slow one still reads.
 void test_a_straggler_and_a_wrap(uint64_t seed) {
@@ -115,13 +114,15 @@ void test_idle_blocks_do_not_fall_behind(uint64_t seed) {
     for (uint32_t number = 0; number < kMaxBlocks; ++number) {
       float value = 1;
       const AllReduceArguments arguments{{&value}, {&value}, 1};
-      if (!device.launch([&] { one_shot_all_reduce_kernel<float, 2>(group.as_seen_by(rank), arguments); })) return;
+      if (!device.launch([&] { one_shot_all_reduce_kernel<float, 2>(group.as_seen_by(rank), arguments); }))
+        return;
       require(value == 2, "one element gave " + std::to_string(value));
     }
   });
   require_finished(world);
   for (uint32_t block = 0; block < kMaxBlocks; ++block) {
-    require(group.control(0).arrivals[block][1] > 1000, "block " + std::to_string(block) + " was left behind");
+    require(group.control(0).arrivals[block][1] > 1000,
+            "block " + std::to_string(block) + " was left behind");
   }
 }
 

@@ -85,14 +85,16 @@ void test_a_hang_is_dumped(uint64_t seed) {
   });
   require(world.stuck(), "a block that waits for ever was not noticed");
   const std::string dump = world.dump();
-  require(dump.find("rank 3 block 0 thread 5 polls a signal") != std::string::npos, "dump lacks the poller:\n" + dump);
+  require(dump.find("rank 3 block 0 thread 5 polls a signal") != std::string::npos,
+          "dump lacks the poller:\n" + dump);
   require(dump.find("last saw 7") != std::string::npos, "dump lacks the value:\n" + dump);
   require(dump.find("thread 6 waits for its block") != std::string::npos, "dump lacks the others:\n" + dump);
 }
 
 void test_float16_conversions() {
   require(float16_from_float(1.0f) == 0x3c00 && float16_from_float(-2.0f) == 0xc000, "exact values");
-  require(float16_from_float(65519.0f) == 0x7bff && float16_from_float(65520.0f) == 0x7c00, "overflow to infinity");
+  require(float16_from_float(65519.0f) == 0x7bff && float16_from_float(65520.0f) == 0x7c00,
+          "overflow to infinity");
   require(float16_from_float(std::ldexp(1.0f, -25)) == 0 && float16_from_float(std::ldexp(1.5f, -25)) == 1,
           "subnormals round to nearest even");
   require(bfloat16_from_float(1.00390625f) == 0x3f80 && bfloat16_from_float(1.01171875f) == 0x3f82,

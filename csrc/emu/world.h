@@ -21,7 +21,7 @@ struct Delay {
 // stand still for `idle_rounds` rounds declares the world stuck, and every block adds to `dump` who waits for what.
 class World {
  public:
-  explicit World(uint64_t seed, Delay delay = {}, uint64_t idle_rounds = 20000)
+  explicit World(uint64_t seed, Delay delay = {}, uint64_t idle_rounds = 100'000)
       : seed_(seed), delay_(delay), idle_rounds_(idle_rounds) {}
 
   uint64_t seed() const { return seed_; }

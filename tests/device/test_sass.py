@@ -6,9 +6,7 @@ machine code where a disassembler (cuobjdump and nvdisasm) is at hand.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 
 from tests.device import emulation
 from tests.device.emulation import Mutant
+from tests.device.toolkit import find_tool
 
 ARCHITECTURES = ("80", "90a", "100a")
 KERNELS = tuple(sorted(path.name for path in (emulation.CSRC / "cuda" / "kernels").glob("*.cu")))
@@ -28,18 +27,8 @@ PUBLISHES = re.compile(r"\bst\.release\.sys\.global\.u32\b")
 WAITS = re.compile(r"\bld\.acquire\.sys\.global\.u32\b")
 
 
-def _find(tool: str) -> str | None:
-    """Path of a program of the CUDA toolkit: the toolkit's own before one on PATH, which may be a wrapper."""
-    if tool == "nvcc" and os.environ.get("CUDACXX"):
-        return os.environ["CUDACXX"]
-    for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
-        if home and (path := Path(home) / "bin" / tool).exists():
-            return str(path)
-    return shutil.which(tool)
-
-
-NVCC = _find("nvcc")
-CUOBJDUMP = _find("cuobjdump")
+NVCC = find_tool("nvcc")
+CUOBJDUMP = find_tool("cuobjdump")
 pytestmark = pytest.mark.skipif(NVCC is None, reason="needs nvcc")
 
 

@@ -26,8 +26,7 @@ INTERLACE_DEVICE void from_float(float value, Float16& out) { out.bits = ptx::cv
 
 constexpr int kPackBytes = 16;
 
-template <typename T>
-struct alignas(kPackBytes) Pack {
+template <typename T> struct alignas(kPackBytes) Pack {
   static constexpr int kElements = kPackBytes / sizeof(T);
   T elements[kElements];
 };

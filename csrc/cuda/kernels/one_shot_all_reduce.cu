@@ -7,12 +7,11 @@ namespace {
 
 using Kernel = void (*)(SymmetricGroup, AllReduceArguments);
 
-template <typename T>
-Kernel kernel_for(int world_size) {
-  constexpr Kernel kKernels[kMaxRanks] = {
-      one_shot_all_reduce_kernel<T, 1>, one_shot_all_reduce_kernel<T, 2>, one_shot_all_reduce_kernel<T, 3>,
-      one_shot_all_reduce_kernel<T, 4>, one_shot_all_reduce_kernel<T, 5>, one_shot_all_reduce_kernel<T, 6>,
-      one_shot_all_reduce_kernel<T, 7>, one_shot_all_reduce_kernel<T, 8>};
+template <typename T> Kernel kernel_for(int world_size) {
+  constexpr Kernel kKernels[kMaxRanks] = {one_shot_all_reduce_kernel<T, 1>, one_shot_all_reduce_kernel<T, 2>,
+                                          one_shot_all_reduce_kernel<T, 3>, one_shot_all_reduce_kernel<T, 4>,
+                                          one_shot_all_reduce_kernel<T, 5>, one_shot_all_reduce_kernel<T, 6>,
+                                          one_shot_all_reduce_kernel<T, 7>, one_shot_all_reduce_kernel<T, 8>};
   return kKernels[world_size - 1];
 }
 

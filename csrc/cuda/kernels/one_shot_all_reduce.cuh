@@ -16,7 +16,8 @@ constexpr int kAllReduceThreads = 256;
 // block needs only the signals of its namesakes.
 template <typename T, int kWorldSize>
 INTERLACE_KERNEL(kAllReduceThreads)
-one_shot_all_reduce_kernel(INTERLACE_PARAMETER SymmetricGroup group, INTERLACE_PARAMETER AllReduceArguments arguments) {
+one_shot_all_reduce_kernel(INTERLACE_PARAMETER SymmetricGroup group,
+                           INTERLACE_PARAMETER AllReduceArguments arguments) {
   const int rank = own_rank(group);
   const int64_t count = arguments.count;
   const int64_t packs = (count + Pack<T>::kElements - 1) / Pack<T>::kElements;

@@ -20,11 +20,12 @@ namespace interlace {
 constexpr uint32_t kMaxBlocks = 64;  // blocks per rank and launch that exchange signals
 
 struct alignas(128) SegmentControl {
-  uint32_t arrivals[kMaxBlocks][kMaxRanks];  // [block][peer]: last epoch that the peer's block reached; the peer writes
-  alignas(128) uint32_t abort;               // 1 + the rank that gave up; any rank writes, never cleared by a kernel
-  alignas(128) uint32_t epoch;               // last epoch this rank finished; this and the rest are its own
-  uint32_t blocks_finished;                  // of the running launch
-  uint32_t failure_claimed;                  // the failure of this rank is being, or has been, written
+  uint32_t arrivals[kMaxBlocks]
+                   [kMaxRanks];  // [block][peer]: last epoch that the peer's block reached; the peer writes
+  alignas(128) uint32_t abort;  // 1 + the rank that gave up; any rank writes, never cleared by a kernel
+  alignas(128) uint32_t epoch;  // last epoch this rank finished; this and the rest are its own
+  uint32_t blocks_finished;  // of the running launch
+  uint32_t failure_claimed;  // the failure of this rank is being, or has been, written
 };
 static_assert(sizeof(SegmentControl) == 2304);
 
@@ -33,11 +34,11 @@ enum class FailureState : uint32_t { kNone = 0, kTimedOut = 1, kAborted = 2 };
 // Why a launch left early, for the host to raise. Lies in pinned host memory, one per rank; written at most once.
 struct DeviceFailure {
   uint32_t state;  // FailureState; stored last, with release
-  uint32_t op;     // Op
+  uint32_t op;  // Op
   uint32_t rank;
-  uint32_t peer;   // whom it waited for; when aborted, who gave up first
+  uint32_t peer;  // whom it waited for; when aborted, who gave up first
   uint32_t block;
-  uint32_t want;   // epochs
+  uint32_t want;  // epochs
   uint32_t seen;
 };
 
@@ -49,8 +50,8 @@ struct alignas(64) HostPage {
 // The group, as one launch sees it. A launch plays `first_rank` + ctaid.y: one rank on its own device, or several
 // virtual ranks on one.
 struct SymmetricGroup {
-  char* segments[kMaxRanks];     // by rank, at this device's addresses
-  HostPage* pages[kMaxRanks];    // of the ranks this launch plays
+  char* segments[kMaxRanks];  // by rank, at this device's addresses
+  HostPage* pages[kMaxRanks];  // of the ranks this launch plays
   int64_t half_bytes;
   uint64_t timeout_nanoseconds;  // of one wait
   int32_t world_size;

@@ -24,7 +24,8 @@ INTERLACE_DEVICE int own_rank(const SymmetricGroup& group) {
 }
 
 // Write the failure of `rank`, once. Release: the host that sees `state` sees the fields.
-INTERLACE_DEVICE void record_failure(const SymmetricGroup& group, FailureState state, const DeviceFailure& failure) {
+INTERLACE_DEVICE void record_failure(const SymmetricGroup& group, FailureState state,
+                                     const DeviceFailure& failure) {
   if (ptx::atom_exch_relaxed_gpu_u32(&control_of(group, failure.rank).failure_claimed, 1) != 0) return;
   DeviceFailure& record = group.pages[failure.rank]->failure;
   record.op = failure.op;

@@ -58,13 +58,15 @@ class Attention:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """A feed-forward block: names of the linears that read its input, and of the one that writes its
-    output.
+    """A feed-forward block: names of the linears that read its input, and of the one that writes its output.
+
+    `activations` have parameters and see the features of one rank, so their gradients are summed.
     """
 
     name: str
     ins: tuple[str, ...]
     out: str
+    activations: tuple[str, ...]
 
 
 def find_attention(name: str, modules: dict[str, nn.Module], *, trusted: bool) -> Attention | None:
@@ -217,9 +219,25 @@ def find_feed_forward(name: str, modules: dict[str, nn.Module]) -> FeedForward |
         raise ValueError(
             f"{name}: {ins} give {[f.out_features for f in first]} features, {out} takes {width}"
         )
-    for param_name, param in modules[name].named_parameters():
-        if param.dim() == 1 and param.numel() == width != last.out_features:
-            owner = param_name.rpartition(".")[0]
-            if owner not in ins and owner != out:
-                raise ValueError(f"{name}: {param_name} works on all {width} intermediate features at once")
-    return FeedForward(name, tuple(prefix + child for child in ins), prefix + out)
+    return FeedForward(
+        name, tuple(prefix + child for child in ins), prefix + out, _between(name, modules, ins, out)
+    )
+
+
+def _between(name: str, modules: dict[str, nn.Module], ins: tuple[str, ...], out: str) -> tuple[str, ...]:
+    """Activations with scalar parameters; ValueError for any other parameter that may see intermediate features."""
+    last = modules[f"{name}.{out}" if name else out]
+    activations = []
+    for child_name, child in modules[name].named_modules():
+        if child_name in ("", out, *ins):
+            continue
+        own = list(child.parameters(recurse=False))
+        if any(param.numel() == last.in_features != last.out_features for param in own):
+            raise ValueError(
+                f"{name}: {child_name} works on all {last.in_features} intermediate features at once"
+            )
+        if own and "act" in child_name.rpartition(".")[2]:
+            if any(param.numel() != 1 for param in own):
+                raise ValueError(f"{name}: {child_name} has parameters that are not one for all features")
+            activations.append(f"{name}.{child_name}" if name else child_name)
+    return tuple(activations)

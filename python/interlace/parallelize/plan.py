@@ -236,6 +236,8 @@ def _add_feed_forward(plan: Plan, block: FeedForward) -> None:
     for name in block.ins:
         plan.add(Step(name, "column"))
     plan.add(Step(block.out, "row"))
+    for name in block.activations:
+        plan.add(Step(name, "summed"))
     if len(block.ins) > 1:
         plan.shared.append(block.ins)
 

@@ -9,8 +9,9 @@ list(FILTER _avx2 INCLUDE REGEX "_avx2\\.cpp$")
 set(INTERLACE_ISA_LEVELS generic)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   # GCC 12 reports its own avx512fintrin.h as reading uninitialised values (GCC bug 105593): not our code
-  set_source_files_properties(${_avx512} PROPERTIES COMPILE_OPTIONS
-    "-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx2;-mfma;-mf16c;-mprefer-vector-width=512;-Wno-uninitialized;-Wno-maybe-uninitialized")
+  set(_quiet $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized> $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+  set(_avx512_flags -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mprefer-vector-width=512)
+  set_source_files_properties(${_avx512} PROPERTIES COMPILE_OPTIONS "${_avx512_flags};${_quiet}")
   set_source_files_properties(${_avx2} PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;-mf16c")
   if(_avx2)
     list(APPEND INTERLACE_ISA_LEVELS avx2)

@@ -57,6 +57,9 @@ CLEAN = (
     Run("one-shot-4", "one_shot.pml", ("W=4", "EPOCHS=2", "FAULTS=1")),
     Run("owner-computes-2", "owner_computes.pml", ("W=2", "EPOCHS=4", "FAULTS=2")),
     Run("owner-computes-3", "owner_computes.pml", ("W=3", "EPOCHS=3", "FAULTS=1")),
+    Run("device-2", "device.pml", ("W=2", "EPOCHS=8", "DEADLINES=2")),
+    Run("device-3", "device.pml", ("W=3", "EPOCHS=5", "DEADLINES=2")),
+    Run("device-4", "device.pml", ("W=4", "EPOCHS=2", "DEADLINES=1")),
 )
 
 # rule broken -> the error it leads to
@@ -74,16 +77,23 @@ BROKEN_RULES = {
 # the second op shares the rules; two mutants show that its own channels obey them
 MUTATED = {"one-shot": tuple(BROKEN_RULES), "owner-computes": ("SINGLE_BUFFER", "ABANDONED_AFTER_VALUE")}
 
+# the same for the protocol of the device kernels, which has rules of its own
+BROKEN_DEVICE_RULES = {
+    "SINGLE_BUFFER": ASSERTION,
+    "SIGNAL_BEFORE_STAGING": ASSERTION,
+    "STAGES_AFTER_ABORT": ASSERTION,
+    "PEERS_NOT_TOLD": DEADLOCK,
+}
+
+
+def _mutant(model: str, rule: str, error: str) -> Run:
+    name = f"{model}-mutant-{rule.lower().replace('_', '-')}"
+    return Run(name, f"{model.replace('-', '_')}.pml", ("W=2", "EPOCHS=4", f"MUTANT_{rule}"), error)
+
+
 MUTANTS = tuple(
-    Run(
-        f"{model}-mutant-{rule.lower().replace('_', '-')}",
-        f"{model.replace('-', '_')}.pml",
-        ("W=2", "EPOCHS=4", "FAULTS=2", f"MUTANT_{rule}"),
-        BROKEN_RULES[rule],
-    )
-    for model, rules in MUTATED.items()
-    for rule in rules
-)
+    _mutant(model, rule, BROKEN_RULES[rule]) for model, rules in MUTATED.items() for rule in rules
+) + tuple(_mutant("device", rule, error) for rule, error in BROKEN_DEVICE_RULES.items())
 
 
 def missing_tool() -> str | None:

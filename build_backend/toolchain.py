@@ -76,9 +76,7 @@ def require_compiler() -> None:
     named = os.environ.get("CXX", "").split()[:1]
     if not any(shutil.which(compiler) for compiler in named or ("c++", "g++", "clang++")):
         state = f"CXX={named[0]} is not there" if named else "no C++ compiler found"
-        fail(
-            f"{state}: install GCC 11+ (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++)"
-        )
+        fail(f"{state}: install GCC 11+ (Debian, Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++)")
     if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         fail("Python.h is missing: install Python's headers (Debian, Ubuntu: apt-get install python3-dev)")
 

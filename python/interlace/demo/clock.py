@@ -13,6 +13,7 @@ from interlace.demo.paths import SplitPath
 
 __all__ = [
     "COMPUTE_ONLY",
+    "WARMUP",
     "Row",
     "Work",
     "decode_work",

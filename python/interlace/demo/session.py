@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import interlace
 from interlace.bench import Placement, describe, peer_read_bandwidth, place
-from interlace.demo.clock import Row, decode_work, prefill_work, rows_of, time_phase, variants_of
+from interlace.demo.clock import WARMUP, Row, decode_work, prefill_work, rows_of, time_phase, variants_of
 from interlace.demo.compare import Subject, compare
 from interlace.demo.models import Source, load, load_words, settings_of
 from interlace.demo.paths import split_paths
@@ -80,16 +80,16 @@ def _load_and_split(plan: Plan) -> Subject:
 
 def _time(plan: Plan, subject: Subject, placement: Placement, reporter: Reporter) -> list[Row]:
     ids = subject.words.encode(TEXT)[:, : subject.longest]
-    prompt = min(PREFILL_TOKENS, ids.shape[1] - 1)
+    prompt = min(PREFILL_TOKENS, ids.shape[1] - 1, subject.longest // 2)
+    most = dict(MOST_ITERATIONS)
     phases = {"prefill": (prompt, prefill_work(ids[:, :prompt], plan.causal))}
     if plan.causal:
-        room = subject.longest - prompt - 2
         phases["decode"] = (1, decode_work(ids[:, : prompt + 1]))
+        most["decode"] = min(most["decode"], subject.longest - prompt - 1 - WARMUP)
     rows: list[Row] = []
     for phase, (tokens, work) in phases.items():
         variants = variants_of(work, subject.unsplit, subject.paths, placement)
-        most = min(MOST_ITERATIONS[phase], room) if phase == "decode" else MOST_ITERATIONS[phase]
         with reporter.progress(phase) as tick:
-            timings = time_phase(variants, BUDGET_SECONDS[plan.quick], most, tick)
+            timings = time_phase(variants, BUDGET_SECONDS[plan.quick], most[phase], tick)
         rows += rows_of(phase, tokens, timings, subject.paths)
     return rows

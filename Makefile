@@ -2,7 +2,7 @@
 #
 #   make demo       split a pretrained model over two processes and compare with the unsplit one   ARGS="--dtype bf16"
 #   make test       the whole test suite                                                  ARGS="-k all_reduce -x"
-#   make test-gpu   the tests and timings that need a CUDA device (TORCH=torch for a CUDA torch)
+#   make test-gpu   the tests and timings that need a CUDA device             VENV=<environment with a CUDA torch>
 #   make bench      the benchmarks, tables and results/*.json                                    ARGS=--quick
 #   make lint       ruff, clang-format, mypy
 #   make models     check the Promela models of the signal protocol (needs spin)
@@ -12,6 +12,7 @@
 #   make clean      remove what was built; `make distclean` removes the virtual environment too
 
 PYTHON ?= python3
+# Made when it is not there; may be an environment of your own, in which only what is missing is installed.
 VENV ?= .venv
 # Installed only when the environment has no torch.
 TORCH ?= torch==2.13.0
@@ -37,7 +38,7 @@ test: $(stamps)/test $(stamps)/demo
 	$(python) -m pytest $(ARGS)
 
 test-gpu: $(stamps)/test
-	@$(python) -c "import sys, torch; torch.cuda.is_available() or sys.exit('test-gpu: torch ' + torch.__version__ + ' sees no CUDA device; on a machine with one: make test-gpu VENV=.venv-gpu TORCH=torch')"
+	@$(python) -c "import sys, torch; torch.cuda.is_available() or sys.exit('test-gpu: torch ' + torch.__version__ + ' sees no CUDA device; with a GPU: make test-gpu VENV=<an environment with a CUDA torch>, or VENV=.venv-gpu TORCH=torch')"
 	$(python) -m pytest -m gpu $(ARGS)
 
 bench: $(stamps)/native

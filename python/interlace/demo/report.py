@@ -78,8 +78,12 @@ class Reporter:
         if verdict.split.cosines:
             pairs = zip(verdict.unsplit.cosines, verdict.split.cosines, strict=True)
             self.say("  cosines of three sentences: " + ", ".join(f"{a:.4f} / {b:.4f}" for a, b in pairs))
-        if verdict.parity.greedy_equal is None:
-            return
+        if verdict.parity.greedy_equal is not None:
+            self._text(verdict)
+        for reason in verdict.wrong:
+            self.say(f"WRONG: {reason}")
+
+    def _text(self, verdict: Verdict) -> None:
         self.say(
             f"  perplexity: {verdict.parity.perplexity_unsplit:.4f} unsplit,"
             f" {verdict.parity.perplexity_split:.4f} split"
@@ -96,8 +100,8 @@ class Reporter:
         self.say(one_line(dict(machine)))
         self.console.print(_table(rows))
         self.say(HOW_TO_READ)
-        for reason in verdict.wrong:
-            self.say(f"WRONG: {reason}")
+        if verdict.wrong:
+            self.say("The split model is not the unsplit one: see WRONG above.")
         if self.json_path is not None:
             _write(self.json_path, verdict, rows, machine)
 

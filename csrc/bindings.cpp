@@ -61,10 +61,18 @@ void join_group(const std::string& name, int rank, Segment& own, const std::vect
   register_group(std::make_shared<Group>(std::move(options), std::move(own), std::move(peers)));
 }
 
-Segment create_segment(int rank, int world_size, int64_t reserve_bytes, int64_t half_bytes, uint32_t first_epoch) {
+Segment create_segment(int rank, int world_size, int64_t reserve_bytes, int64_t half_bytes,
+                       uint32_t first_epoch) {
+  if (const int64_t available = available_memory() / world_size; 2 * half_bytes > available) {
+    throw py::value_error("a workspace of " + std::to_string(2 * half_bytes) +
+                          " bytes per rank: not enough memory, " + std::to_string(available) +
+                          " bytes are available to each of " + std::to_string(world_size) +
+                          " ranks; lower workspace_bytes or INTERLACE_WORKSPACE");
+  }
   Segment segment = Segment::create(reserve_bytes);
   if (const char* reason = segment.back(kControlBytes + 2 * half_bytes, world_size); *reason != 0) {
-    throw py::value_error("interlace: a workspace of 2 x " + std::to_string(half_bytes) + " bytes per rank: " + reason);
+    throw py::value_error("interlace: a workspace of 2 x " + std::to_string(half_bytes) +
+                          " bytes per rank: " + reason);
   }
   prepare_control_page(segment, rank, world_size, first_epoch);
   return segment;
@@ -91,8 +99,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("create_segment", &create_segment, py::arg("rank"), py::arg("world_size"), py::arg("reserve_bytes"),
         py::arg("half_bytes"), py::arg("first_epoch"));
   m.def("join_group", &join_group, py::arg("name"), py::arg("rank"), py::arg("own"), py::arg("descriptors"),
-        py::arg("pids"), py::arg("timeout"), py::arg("oversubscribed"), py::arg("first_epoch"), py::arg("half_bytes"),
-        py::arg("max_half_bytes"));
+        py::arg("pids"), py::arg("timeout"), py::arg("oversubscribed"), py::arg("first_epoch"),
+        py::arg("half_bytes"), py::arg("max_half_bytes"));
   m.def("leave_group", &unregister_group);
   m.def("has_group", [](const std::string& name) { return find_group(name) != nullptr; });
   m.def("group_names", &group_names);
@@ -111,6 +119,10 @@ PYBIND11_MODULE(_C, m) {
   m.def("backend", [] { return static_cast<int>(backend()); });
   m.def("set_backend", [](int choice) { backend() = static_cast<Backend>(choice); });
   m.def("set_default_backend", [](int choice) { default_backend() = static_cast<Backend>(choice); });
+  // Does this op run on shared memory? If not, the reason is noted as its path.
+  m.def("is_fused", [](const std::string& op, const std::string& name) {
+    return fused_group(op_named(op), name) != nullptr;
+  });
   m.def("last_path", [] {
     const Path path = last_path();
     return py::make_tuple(op_name(path.op), path.algorithm, path.reason, path.fused);

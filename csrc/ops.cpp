@@ -11,18 +11,21 @@ const struct {
   const char* signature;
 } kOps[] = {
     {"all_gather_gemm",
-     "(Tensor x_shard, Tensor[] weights, Tensor?[] biases, int gather_dim, str group_name, bool return_gathered, "
+     "(Tensor x_shard, Tensor[] weights, Tensor?[] biases, int gather_dim, str group_name, bool "
+     "return_gathered, "
      "SymInt? gather_size=None, SymInt[] packed_rows=[]) -> (Tensor, Tensor[])"},
     {"gemm_reduce_scatter",
-     "(Tensor x, Tensor weight, Tensor? bias, int scatter_dim, str group_name, SymInt? packed_rows=None) -> Tensor"},
-    {"gemm_all_reduce", "(Tensor x, Tensor weight, Tensor? bias, str group_name, SymInt? packed_rows=None) -> Tensor"},
+     "(Tensor x, Tensor weight, Tensor? bias, int scatter_dim, str group_name, SymInt? packed_rows=None) -> "
+     "Tensor"},
+    {"gemm_all_reduce",
+     "(Tensor x, Tensor weight, Tensor? bias, str group_name, SymInt? packed_rows=None) -> Tensor"},
     {"sum_gemm_reduce_scatter", "(Tensor[] xs, Tensor[] weights, int scatter_dim, str group_name) -> Tensor"},
     {"sum_gemm_all_reduce", "(Tensor[] xs, Tensor[] weights, str group_name) -> Tensor"},
     {"column_gemm",
      "(Tensor x, Tensor[] weights, Tensor?[] biases, str group_name, SymInt[] packed_rows=[]) -> Tensor[]"},
     {"all_reduce", "(Tensor x, str group_name) -> Tensor"},
     {"all_gather", "(Tensor x, int dim, str group_name, SymInt? gather_size=None) -> Tensor"},
-    {"reduce_scatter", "(Tensor x, int dim, str group_name) -> Tensor"},
+    {"reduce_scatter", "(Tensor x, int dim, str group_name, SymInt? length=None) -> Tensor"},
     {"all_to_all",
      "(Tensor x, SymInt[]? output_split_sizes, SymInt[]? input_split_sizes, str group_name) -> Tensor"},
 };

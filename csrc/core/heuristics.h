@@ -52,14 +52,17 @@ constexpr bool has_tiles(const Engine& engine, Dtype dtype) {
 }
 
 constexpr Choice choose_gemm(Op op, const Engine& engine, Dtype dtype, int64_t rows) {
-  if (dtype == Dtype::kFloat64) return {Algorithm::kLibrary, "fp64 has no tile kernel: torch.mm, then the collective"};
+  if (dtype == Dtype::kFloat64)
+    return {Algorithm::kLibrary, "fp64 has no tile kernel: torch.mm, then the collective"};
   if (!has_tiles(engine, dtype)) {
-    return {Algorithm::kLibrary, "this processor or torch has no brgemm: torch.mm in fp32, then the collective"};
+    return {Algorithm::kLibrary,
+            "this processor or torch has no brgemm: torch.mm in fp32, then the collective"};
   }
   if (op == Op::kAllGatherGemm) {
     return {Algorithm::kInPlace, "own shard first, then the peers' rows where they lie"};
   }
-  if (rows <= kOneShotRows) return {Algorithm::kOneShot, "few rows: one flag a call, every rank sums its rows"};
+  if (rows <= kOneShotRows)
+    return {Algorithm::kOneShot, "few rows: one flag a call, every rank sums its rows"};
   return {Algorithm::kOwner, "many rows: peers' tiles first, own tiles add the peers' partial sums"};
 }
 

@@ -10,7 +10,8 @@
 
 namespace interlace {
 
-constexpr int64_t kSuperblockRows = 256;  // rows of x that are multiplied with one weight panel before the next
+constexpr int64_t kSuperblockRows =
+    256;  // rows of x that are multiplied with one weight panel before the next
 
 INTERLACE_HD constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -50,7 +51,9 @@ struct ColumnSchedule {
   int world_size = 1;
 
   constexpr int64_t superblocks() const { return ceil_div(rows, kSuperblockRows); }
-  constexpr Range owned(int rank) const { return {panels * rank / world_size, panels * (rank + 1) / world_size}; }
+  constexpr Range owned(int rank) const {
+    return {panels * rank / world_size, panels * (rank + 1) / world_size};
+  }
   constexpr int64_t units(int owner) const { return owned(owner).size() * superblocks(); }
   // Units that `rank` computes for its peers before those for `owner`.
   constexpr int64_t units_before(int rank, int owner) const {
@@ -84,7 +87,8 @@ struct RowSchedule {
   // Peers of `rank` that have rows in this round, and how many of them come before `owner`.
   constexpr int64_t active(int rank, int64_t round, int owner) const {
     int64_t count = 0;
-    for (int r = (rank + 1) % world_size; r != owner; r = (r + 1) % world_size) count += superblocks(r) > round;
+    for (int r = (rank + 1) % world_size; r != owner; r = (r + 1) % world_size)
+      count += superblocks(r) > round;
     return count;
   }
   constexpr int64_t partial_units(int rank) const {
@@ -114,6 +118,7 @@ INTERLACE_HD constexpr uint32_t chunk_with(int64_t index, int64_t units) {
   return static_cast<uint32_t>(index / units_per_chunk(units)) + 1;
 }
 
-static_assert(chunk_range(5, 4, 0).size() == 2 && chunk_range(5, 4, 2).size() == 1 && chunk_range(5, 4, 3).size() == 0);
+static_assert(chunk_range(5, 4, 0).size() == 2 && chunk_range(5, 4, 2).size() == 1 &&
+              chunk_range(5, 4, 3).size() == 0);
 
 }  // namespace interlace

@@ -20,12 +20,13 @@ constexpr int kChannels = 2;
 // 128 bytes: the adjacent-line prefetcher pairs 64-byte lines. Entry and progress share the line, so that the first
 // wait for a peer brings its fingerprint along and costs no second miss.
 struct alignas(128) ProgressLine {
-  std::atomic<uint32_t> value;      // progress_word; release store by the owner after the chunk's bytes
-  std::atomic<uint32_t> waiters;    // peers asleep on `value`
-  std::atomic<uint32_t> entered;    // last epoch the owner began; release store after fingerprint and extent
-  std::atomic<uint32_t> abandoned[2];  // last epoch of this parity that the owner left with an error; before `value`
-  uint64_t fingerprint[2];          // by parity of the epoch
-  int64_t extent[2];                // length of the owner's shard along the gathered dim, by parity
+  std::atomic<uint32_t> value;  // progress_word; release store by the owner after the chunk's bytes
+  std::atomic<uint32_t> waiters;  // peers asleep on `value`
+  std::atomic<uint32_t> entered;  // last epoch the owner began; release store after fingerprint and extent
+  std::atomic<uint32_t>
+      abandoned[2];  // last epoch of this parity that the owner left with an error; before `value`
+  uint64_t fingerprint[2];  // by parity of the epoch
+  int64_t extent[2];  // length of the owner's shard along the gathered dim, by parity
 };
 static_assert(sizeof(ProgressLine) == 128);
 
@@ -41,11 +42,11 @@ struct alignas(4096) ControlPage {
   uint32_t rank;
   uint32_t world_size;
   int32_t pid;
-  std::atomic<uint32_t> left;         // 1 when the owner has left the group for good
+  std::atomic<uint32_t> left;  // 1 when the owner has left the group for good
   ProgressLine lines[kChannels];
-  Call calls[2];                      // by parity, read only to explain a mismatch
-  int64_t splits[2][kMaxRanks];       // all_to_all: elements for each rank, by parity
-  FailureText failures[2];            // by parity
+  Call calls[2];  // by parity, read only to explain a mismatch
+  int64_t splits[2][kMaxRanks];  // all_to_all: elements for each rank, by parity
+  FailureText failures[2];  // by parity
 };
 
 constexpr int64_t kControlBytes = sizeof(ControlPage);

@@ -11,8 +11,8 @@
 
 namespace interlace {
 
-constexpr int kMaxRanks = 8;           // pointer tables are arrays of this size
-constexpr uint32_t kChunkBits = 12;    // low bits of a progress word
+constexpr int kMaxRanks = 8;  // pointer tables are arrays of this size
+constexpr uint32_t kChunkBits = 12;  // low bits of a progress word
 constexpr uint32_t kMaxChunk = (1u << kChunkBits) - 1;  // last chunk number: "all of this epoch is done"
 
 // Has a counter reached `want`? Right across the wrap as long as the two are less than 2^31 apart.

@@ -20,7 +20,9 @@ struct Piece {
   std::vector<int64_t> begin;  // first row of every rank in the output
 
   Piece(const GatherProblem& problem, int64_t first_row, int64_t rows)
-      : p(problem), first(first_row), count(rows),
+      : p(problem),
+        first(first_row),
+        count(rows),
         stride(padded_depth(problem.compute, problem.depth) * dtype_size(problem.compute)) {
     begin.push_back(0);
     for (int64_t n : p.rows) begin.push_back(begin.back() + n);
@@ -29,10 +31,12 @@ struct Piece {
   int64_t out_row(int rank) const { return begin[rank] + first; }
 };
 
-void store(const GatherOutput& out, Dtype dtype, int64_t row, int64_t rows, int64_t panel, const float* tile) {
+void store(const GatherOutput& out, Dtype dtype, int64_t row, int64_t rows, int64_t panel,
+           const float* tile) {
   const int64_t n = out.product->n();
   isa().store_tile(dtype, out.out + (row * n + panel * kTileColumns) * dtype_size(dtype), n, tile, rows,
-                   out.product->columns(panel), out.bias == nullptr ? nullptr : out.bias + panel * kTileColumns);
+                   out.product->columns(panel),
+                   out.bias == nullptr ? nullptr : out.bias + panel * kTileColumns);
 }
 
 void multiply_shard(const Piece& piece, int rank, const Rows& shard) {
@@ -73,7 +77,8 @@ void multiply_gathered(const Piece& piece) {
         out.product->panels(), out.product->panels(), [](int64_t) {},
         [&](int64_t panel) {
           out.product->unit(&x, total, panel, [&](int64_t r, int64_t n, const float* tile) {
-            store(out, piece.p.dtype, r, n, panel, tile);  // a single piece: rows of the ranks follow each other
+            store(out, piece.p.dtype, r, n, panel,
+                  tile);  // a single piece: rows of the ranks follow each other
           });
         },
         [](int64_t) {});
@@ -97,8 +102,8 @@ void copy_gathered(const Piece& piece, int rank) {
       std::memcpy(to + row * width, from + row * piece.stride, width);
     } else {
       // staged as fp32: narrowing gives back the very bits that were widened
-      isa().store_tile(p.dtype, to + row * width, p.depth, reinterpret_cast<const float*>(from + row * piece.stride), 1,
-                       p.depth, nullptr);
+      isa().store_tile(p.dtype, to + row * width, p.depth,
+                       reinterpret_cast<const float*>(from + row * piece.stride), 1, p.depth, nullptr);
     }
   }
 }
@@ -111,7 +116,8 @@ int64_t gather_bytes(const GatherProblem& p, int64_t rows) {
 
 void stage_piece(const GatherProblem& p, int64_t own_rows, int64_t first, int64_t count) {
   const int64_t rows = std::clamp<int64_t>(own_rows - first, 0, count);
-  stage_rows(p.dtype, p.compute, p.x + first * p.x_stride, p.x_stride, rows, p.depth, p.group.half(p.group.rank()));
+  stage_rows(p.dtype, p.compute, p.x + first * p.x_stride, p.x_stride, rows, p.depth,
+             p.group.half(p.group.rank()));
   p.group.publish(Channel::kPartial, 1);
 }
 

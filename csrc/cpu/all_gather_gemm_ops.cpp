@@ -9,20 +9,22 @@ namespace {
 
 constexpr uint32_t kWantsGathered = 2;
 
-std::vector<WeightView> weights_of(const Tensors& weights, const Sizes& packed_rows, const RowsView& x, const char* op,
-                                   Tensors& keep) {
-  STD_TORCH_CHECK(packed_rows.empty() || packed_rows.size() == weights.size(), op, ": ", weights.size(),
-                  " weights but ", packed_rows.size(), " packed_rows");
+std::vector<WeightView> weights_of(const Tensors& weights, const Sizes& packed_rows, const RowsView& x,
+                                   const char* op, Tensors& keep) {
+  check_value(packed_rows.empty() || packed_rows.size() == weights.size(), op, ": ", weights.size(),
+              " weights but ", packed_rows.size(), " packed_rows");
   std::vector<WeightView> views;
   for (size_t i = 0; i < weights.size(); ++i) {
-    views.push_back(weight_of(weights[i], packed_rows.empty() ? -1 : packed_rows[i], x.depth, x.dtype, op, keep));
+    views.push_back(
+        weight_of(weights[i], packed_rows.empty() ? -1 : packed_rows[i], x.depth, x.dtype, op, keep));
   }
   return views;
 }
 
-void check_biases(const OptionalTensors& biases, const std::vector<WeightView>& weights, Dtype dtype, const char* op) {
-  STD_TORCH_CHECK(biases.size() == weights.size(), op, ": ", weights.size(), " weights but ", biases.size(),
-                  " biases; give None where there is none");
+void check_biases(const OptionalTensors& biases, const std::vector<WeightView>& weights, Dtype dtype,
+                  const char* op) {
+  check_value(biases.size() == weights.size(), op, ": ", weights.size(), " weights but ", biases.size(),
+              " biases; give None where there is none");
   for (size_t i = 0; i < biases.size(); ++i) check_bias(biases[i], weights[i].n, dtype, op);
 }
 
@@ -38,11 +40,13 @@ void check_shards(const std::vector<int64_t>& extents, const std::optional<int64
   int64_t total = 0;
   for (int64_t extent : extents) total += extent;
   std::vector<int64_t> expected;
-  for (int r = 0; r < world; ++r) expected.push_back(chunk_range(gather_size.value_or(total), world, r).size());
+  for (int r = 0; r < world; ++r)
+    expected.push_back(chunk_range(gather_size.value_or(total), world, r).size());
   if (extents == expected) return;
   throw CollectiveFailure(FailureKind::kInvalid,
-                          "all_gather_gemm: the ranks bring shards of length " + joined(extents) + ", expected " +
-                              joined(expected) + " as torch.chunk cuts; pad or re-shard the gathered dim");
+                          "all_gather_gemm: the ranks bring shards of length " + joined(extents) +
+                              ", expected " + joined(expected) +
+                              " as torch.chunk cuts; pad or re-shard the gathered dim");
 }
 
 Tensor library_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
@@ -107,7 +111,8 @@ std::tuple<Tensor, Tensors> run_tiles(Group& group, const GatherCall& args, cons
   for (size_t i = 0; i < weights.size(); ++i) {
     outs.push_back(output(args, total, weights[i].n));
     const int64_t rows = total * args.granule;
-    products.push_back(std::make_unique<Product>(std::vector<WeightView>{weights[i]}, rows, rows > kOneShotRows));
+    products.push_back(
+        std::make_unique<Product>(std::vector<WeightView>{weights[i]}, rows, rows > kOneShotRows));
     if (torch::stable::get_num_threads() > 1) products.back()->pack_all();
     problem.outs.push_back({products.back().get(), static_cast<char*>(outs.back().data_ptr()),
                             bias_of(args.biases[i], weights[i].n, x.dtype, leases[i])});
@@ -141,8 +146,8 @@ std::tuple<Tensor, Tensors> run_library(Group& group, const GatherCall& args) {
   for (int64_t extent : extents) total += extent;
   Tensor gathered = output(args, total, x.size(x.dim() - 1));
   const int64_t width = args.granule * x.size(x.dim() - 1) * dtype_size(dtype_of(x, "all_gather_gemm"));
-  all_gather_rows(group, args.call, static_cast<const char*>(x.data_ptr()), static_cast<char*>(gathered.data_ptr()),
-                  extents, width);
+  all_gather_rows(group, args.call, static_cast<const char*>(x.data_ptr()),
+                  static_cast<char*>(gathered.data_ptr()), extents, width);
   Tensors outs;
   for (size_t i = 0; i < args.weights.size(); ++i) {
     outs.push_back(library_linear(gathered, args.weights[i], args.biases[i]));
@@ -155,7 +160,7 @@ std::tuple<Tensor, Tensors> run_library(Group& group, const GatherCall& args) {
 std::tuple<Tensor, Tensors> gather_columns(Group& group, const Tensor& x_shard, const Tensors& weights,
                                            const OptionalTensors& biases, bool want_gathered, Call call) {
   const Tensor x = torch::stable::contiguous(move_dim_to_front(x_shard, x_shard.dim() - 1));
-  call.shape[call.ndim - 1] = -1;
+  call.shape[call.ndim - 1] = kGatheredDim;
   const std::vector<int64_t> extents = exchange_extents(group, call, x.size(0));
   int64_t rows = 1;
   Sizes shape = shape_of(x);
@@ -163,43 +168,46 @@ std::tuple<Tensor, Tensors> gather_columns(Group& group, const Tensor& x_shard, 
   shape[0] = 0;
   for (int64_t extent : extents) shape[0] += extent;
   Tensor gathered = empty_like_shape(x, shape);
-  all_gather_rows(group, call, static_cast<const char*>(x.data_ptr()), static_cast<char*>(gathered.data_ptr()), extents,
+  all_gather_rows(group, call, static_cast<const char*>(x.data_ptr()),
+                  static_cast<char*>(gathered.data_ptr()), extents,
                   rows * dtype_size(dtype_of(x, "all_gather_gemm")));
   const Tensor full = move_front_to_dim(gathered, x.dim() - 1);
   note_path(Op::kAllGatherGemm, Algorithm::kLibrary, "the inner dim is gathered: all_gather, then torch.mm");
   Tensors outs;
   for (size_t i = 0; i < weights.size(); ++i) {
-    STD_TORCH_CHECK(weights[i].dim() == 2 && weights[i].size(1) == shape[0], "all_gather_gemm: gathered x has K=",
-                    shape[0], ", expected a weight [N, ", shape[0], "]");
+    check_value(weights[i].dim() == 2 && weights[i].size(1) == shape[0],
+                "all_gather_gemm: gathered x has K=", shape[0], ", expected a weight [N, ", shape[0], "]");
     outs.push_back(library_linear(full, weights[i], biases[i]));
   }
   return {want_gathered ? full : empty_like_shape(x, Sizes{0}), outs};
 }
 
 std::tuple<Tensor, Tensors> gather_in_group(Group& group, const Tensor& x_shard, const Tensors& weights,
-                                            const OptionalTensors& biases, int64_t gather_dim, bool return_gathered,
-                                            const std::optional<int64_t>& gather_size, const Sizes& packed_rows) {
+                                            const OptionalTensors& biases, int64_t gather_dim,
+                                            bool return_gathered, const std::optional<int64_t>& gather_size,
+                                            const Sizes& packed_rows) {
   const char* op = op_name(Op::kAllGatherGemm);
-  STD_TORCH_CHECK(x_shard.dim() >= 1 && !weights.empty(), op, ": expected x [.., K] and at least one weight");
+  check_value(x_shard.dim() >= 1 && !weights.empty(), op, ": expected x [.., K] and at least one weight");
   const int64_t dim = wrap_dim(gather_dim, x_shard.dim(), op, "gather_dim");
   // the columns of a weight differ between ranks when they do not divide: they are not compared
-  Call call = describe(Op::kAllGatherGemm, x_shard, dim, 0, weights.size(), return_gathered ? kWantsGathered : 0,
-                       dtype_of(x_shard, op));
+  Call call = describe(Op::kAllGatherGemm, x_shard, dim, 0, weights.size(),
+                       return_gathered ? kWantsGathered : 0, dtype_of(x_shard, op));
   if (dim == x_shard.dim() - 1) return gather_columns(group, x_shard, weights, biases, return_gathered, call);
   const Tensor moved = move_dim_to_front(x_shard, dim);
   const RowsView x = rows_of(moved, op);
   Tensors keep;
   const std::vector<WeightView> views = weights_of(weights, packed_rows, x, op, keep);
   check_biases(biases, views, x.dtype, op);
-  call = describe(Op::kAllGatherGemm, moved, dim, 0, weights.size(), return_gathered ? kWantsGathered : 0, x.dtype);
-  call.shape[0] = -1;
+  call = describe(Op::kAllGatherGemm, moved, dim, 0, weights.size(), return_gathered ? kWantsGathered : 0,
+                  x.dtype);
+  call.shape[0] = kGatheredDim;
   call.total = gather_size.value_or(-1);
   GatherCall args{moved, weights, biases, return_gathered, call, gather_size, 1};
   for (int64_t d = 1; d + 1 < moved.dim(); ++d) args.granule *= moved.size(d);
   const Choice choice = choose_gemm(Op::kAllGatherGemm, engine(), x.dtype, x.rows);
   note_path(Op::kAllGatherGemm, choice.algorithm, choice.reason);
-  auto [gathered, outs] = choice.algorithm == Algorithm::kLibrary ? run_library(group, args)
-                                                                  : run_tiles(group, args, x, views);
+  auto [gathered, outs] =
+      choice.algorithm == Algorithm::kLibrary ? run_library(group, args) : run_tiles(group, args, x, views);
   if (dim != 0) {
     if (return_gathered) gathered = move_front_to_dim(gathered, dim);
     for (Tensor& out : outs) out = move_front_to_dim(out, dim);
@@ -210,28 +218,31 @@ std::tuple<Tensor, Tensors> gather_in_group(Group& group, const Tensor& x_shard,
 std::tuple<Tensor, Tensors> all_gather_gemm(const Tensor& x_shard, const Tensors& weights,
                                             const OptionalTensors& biases, int64_t gather_dim,
                                             const std::string& group_name, bool return_gathered,
-                                            const std::optional<int64_t>& gather_size, const Sizes& packed_rows) {
+                                            const std::optional<int64_t>& gather_size,
+                                            const Sizes& packed_rows) {
   const auto group = fused_group(Op::kAllGatherGemm, group_name);
   if (group == nullptr) {
-    StableIValue stack[] = {torch::stable::detail::from(x_shard),     torch::stable::detail::from(weights),
-                            torch::stable::detail::from(biases),      torch::stable::detail::from(gather_dim),
-                            torch::stable::detail::from(group_name),  torch::stable::detail::from(return_gathered),
-                            torch::stable::detail::from(gather_size), torch::stable::detail::from(packed_rows)};
+    StableIValue stack[] = {
+        torch::stable::detail::from(x_shard),     torch::stable::detail::from(weights),
+        torch::stable::detail::from(biases),      torch::stable::detail::from(gather_dim),
+        torch::stable::detail::from(group_name),  torch::stable::detail::from(return_gathered),
+        torch::stable::detail::from(gather_size), torch::stable::detail::from(packed_rows)};
     TORCH_ERROR_CODE_CHECK(
         torch_call_dispatcher("interlace::all_gather_gemm_reference", "", stack, TORCH_ABI_VERSION));
     return {torch::stable::detail::to<Tensor>(stack[0]), torch::stable::detail::to<Tensors>(stack[1])};
   }
   return in_group(*group, [&] {
-    return gather_in_group(*group, x_shard, weights, biases, gather_dim, return_gathered, gather_size, packed_rows);
+    return gather_in_group(*group, x_shard, weights, biases, gather_dim, return_gathered, gather_size,
+                           packed_rows);
   });
 }
 
 // Y_i = x W_i^T + b_i with the tile engine where it pays: packed weights, or few rows.
-Tensors column_gemm(const Tensor& x, const Tensors& weights, const OptionalTensors& biases, const std::string&,
-                    const Sizes& packed_rows) {
+Tensors column_gemm(const Tensor& x, const Tensors& weights, const OptionalTensors& biases,
+                    const std::string&, const Sizes& packed_rows) {
   const char* op = "column_gemm";
-  STD_TORCH_CHECK(x.dim() >= 1 && weights.size() == biases.size(), op, ": ", weights.size(), " weights but ",
-                  biases.size(), " biases; give None where there is none");
+  check_value(x.dim() >= 1 && weights.size() == biases.size(), op, ": ", weights.size(), " weights but ",
+              biases.size(), " biases; give None where there is none");
   Tensors outs;
   const Dtype dtype = dtype_of(x, op);
   if (packed_rows.empty()) {
@@ -261,10 +272,10 @@ Tensors column_gemm(const Tensor& x, const Tensors& weights, const OptionalTenso
           const Rows at{rows.data + row * rows.stride, rows.stride};
           product.unit(&at, std::min(kSuperblockRows, view.rows - row), panel,
                        [&](int64_t r, int64_t count, const float* tile) {
-                         isa().store_tile(dtype,
-                                          out + ((row + r) * views[i].n + panel * kTileColumns) * dtype_size(dtype),
-                                          views[i].n, tile, count, product.columns(panel),
-                                          bias == nullptr ? nullptr : bias + panel * kTileColumns);
+                         isa().store_tile(
+                             dtype, out + ((row + r) * views[i].n + panel * kTileColumns) * dtype_size(dtype),
+                             views[i].n, tile, count, product.columns(panel),
+                             bias == nullptr ? nullptr : bias + panel * kTileColumns);
                        });
         },
         [](int64_t) {});

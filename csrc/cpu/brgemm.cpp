@@ -10,8 +10,8 @@ namespace interlace {
 namespace {
 
 // The mangled names are those of torch 2.11 to 2.14; the types behind the pointers do not matter to the call.
-using BrgemmFunction = void (*)(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, const void*, const void*,
-                                float*, bool);
+using BrgemmFunction = void (*)(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, bool, const void*,
+                                const void*, float*, bool);
 using ReleaseFunction = void (*)(bool);
 
 struct Functions {
@@ -22,8 +22,7 @@ struct Functions {
 };
 
 // Does a product of ones come out right? Throws or returns nonsense where the processor lacks the instructions.
-template <class T>
-bool works(BrgemmFunction function, T one, bool pairs) {
+template <class T> bool works(BrgemmFunction function, T one, bool pairs) {
   constexpr int64_t kRows = 2, kDepth = 4;
   T a[kRows * kDepth];
   T b[kDepth * kTileColumns];
@@ -66,8 +65,8 @@ const Functions& functions() {
 
 const Engine& engine() { return functions().engine; }
 
-void brgemm(Dtype dtype, int64_t rows, int64_t depth, int64_t ld_a, int64_t ld_c, bool accumulate, const void* a,
-            const void* b, float* c) {
+void brgemm(Dtype dtype, int64_t rows, int64_t depth, int64_t ld_a, int64_t ld_c, bool accumulate,
+            const void* a, const void* b, float* c) {
   const bool pairs = dtype == Dtype::kBFloat16;
   const auto function = pairs ? functions().bfloat16 : functions().float32;
   function(rows, kTileColumns, depth, ld_a, kTileColumns, ld_c, accumulate, a, b, c, pairs);

@@ -85,23 +85,39 @@ void all_reduce_flat(Group& group, const Call& call, Dtype dtype, const char* in
   }
 }
 
-void reduce_scatter_rows(Group& group, const Call& call, Dtype dtype, const char* in, char* out, int64_t rows,
-                         int64_t width) {
+std::vector<Range> chunk_ranges(int64_t rows, int world_size) {
+  std::vector<Range> ranges;
+  for (int r = 0; r < world_size; ++r) ranges.push_back(chunk_range(rows, world_size, r));
+  return ranges;
+}
+
+std::vector<Range> consecutive_ranges(const std::vector<int64_t>& lengths) {
+  std::vector<Range> ranges;
+  int64_t begin = 0;
+  for (int64_t length : lengths) {
+    ranges.push_back({begin, begin + length});
+    begin += length;
+  }
+  return ranges;
+}
+
+void reduce_scatter_rows(Group& group, const Call& call, Dtype dtype, const char* in, char* out,
+                         const std::vector<Range>& parts_by_rank, int64_t width) {
   const int64_t size = dtype_size(dtype);
   const int me = group.rank();
   const int world = group.world_size();
-  // pieces cut every owner's part, elementwise: the longest part is rank 0's
-  const int64_t longest = chunk_range(rows, world, 0).size() * width;
-  const int64_t piece = std::max<int64_t>(1, piece_bytes(group, world * longest * size, world * kAlign) / world / size);
-  auto part = [&](int r) {
-    const Range range = chunk_range(rows, world, r);
-    return Range{range.begin * width, range.end * width};
-  };
+  // pieces cut every owner's part, elementwise
+  int64_t longest = 0;
+  for (const Range& range : parts_by_rank) longest = std::max(longest, range.size() * width);
+  const int64_t piece =
+      std::max<int64_t>(1, piece_bytes(group, world * longest * size, world * kAlign) / world / size);
+  auto part = [&](int r) { return Range{parts_by_rank[r].begin * width, parts_by_rank[r].end * width}; };
   for (int64_t first = 0; first < std::max<int64_t>(longest, 1); first += piece) {
     group.begin(call, 0);
     auto clip = [&](int r) {
       const Range range = part(r);
-      return Range{std::min(range.end, range.begin + first), std::min(range.end, range.begin + first + piece)};
+      return Range{std::min(range.end, range.begin + first),
+                   std::min(range.end, range.begin + first + piece)};
     };
     char* mine = group.half(me);
     for (int k = 1; k < world; ++k) {
@@ -130,8 +146,8 @@ std::vector<int64_t> exchange_extents(Group& group, const Call& call, int64_t ex
   return extents;
 }
 
-void all_gather_rows(Group& group, const Call& call, const char* in, char* out, const std::vector<int64_t>& rows,
-                     int64_t width) {
+void all_gather_rows(Group& group, const Call& call, const char* in, char* out,
+                     const std::vector<int64_t>& rows, int64_t width) {
   const int me = group.rank();
   const int world = group.world_size();
   std::vector<int64_t> begin(world + 1, 0);
@@ -153,8 +169,8 @@ void all_gather_rows(Group& group, const Call& call, const char* in, char* out, 
   }
 }
 
-void all_to_all_rows(Group& group, const Call& call, const char* in, char* out, const std::vector<int64_t>& send,
-                     const std::vector<int64_t>& receive, int64_t width) {
+void all_to_all_rows(Group& group, const Call& call, const char* in, char* out,
+                     const std::vector<int64_t>& send, const std::vector<int64_t>& receive, int64_t width) {
   const int me = group.rank();
   const int world = group.world_size();
   // first epoch: what everybody sends to everybody, so that sizes are checked and pieces are the same everywhere
@@ -165,15 +181,16 @@ void all_to_all_rows(Group& group, const Call& call, const char* in, char* out, 
     if (group.split(from, me) != receive[from]) {
       throw CollectiveFailure(FailureKind::kAborted,
                               "all_to_all: rank " + std::to_string(from) + " sends " +
-                                  std::to_string(group.split(from, me)) + " rows to rank " + std::to_string(me) +
-                                  ", which expects " + std::to_string(receive[from]) +
+                                  std::to_string(group.split(from, me)) + " rows to rank " +
+                                  std::to_string(me) + ", which expects " + std::to_string(receive[from]) +
                                   "; make output_split_sizes the transpose of input_split_sizes");
     }
     for (int to = 0; to < world; ++to) longest = std::max(longest, group.split(from, to) * width);
   }
   group.publish(Channel::kPartial, 1);
   for (int peer = 0; peer < world; ++peer) {
-    if (peer != me) group.wait(peer, Channel::kPartial, 1);  // everybody's sizes fit: nobody leaves after this
+    if (peer != me)
+      group.wait(peer, Channel::kPartial, 1);  // everybody's sizes fit: nobody leaves after this
   }
   group.finish();
   const int64_t piece = std::max<int64_t>(1, piece_bytes(group, longest * world, kAlign * world) / world);

@@ -10,9 +10,9 @@ namespace {
 Tensor pack_weight(const Tensor& weight) {
   const char* op = "pack_weight";
   const Dtype dtype = dtype_of(weight, op);
-  STD_TORCH_CHECK(weight.dim() == 2, op, ": expected a weight [N, K], got ", weight.dim(), " dims");
-  STD_TORCH_CHECK(has_tiles(engine(), dtype), op, ": there is no tile kernel for ", dtype_name(dtype),
-                  " here; leave the weight as it is");
+  check_value(weight.dim() == 2, op, ": expected a weight [N, K], got ", weight.dim(), " dims");
+  check_type(has_tiles(engine(), dtype), op, ": there is no tile kernel for ", dtype_name(dtype),
+             " here; leave the weight as it is");
   Tensors keep;
   const WeightView view = weight_of(weight, -1, weight.size(1), dtype, op, keep);
   const Dtype compute = compute_dtype(dtype);
@@ -35,9 +35,9 @@ Tensor unpack_weight(const Tensor& packed, int64_t rows, int64_t depth) {
   view.n = rows;
   view.k = depth;
   view.packed = true;
-  STD_TORCH_CHECK(packed.dim() == 2 && packed.is_contiguous() && packed.size(0) == ceil_div(rows, kTileColumns) &&
-                      packed.size(1) * dtype_size(compute) == panel_bytes(compute, depth),
-                  "unpack_weight: the panels do not fit rows=", rows, ", depth=", depth);
+  check_value(packed.dim() == 2 && packed.is_contiguous() && packed.size(0) == ceil_div(rows, kTileColumns) &&
+                  packed.size(1) * dtype_size(compute) == panel_bytes(compute, depth),
+              "unpack_weight: the panels do not fit rows=", rows, ", depth=", depth);
   Tensor plain = torch::stable::empty(Sizes{rows, depth}, packed.scalar_type());
   auto* out = static_cast<char*>(plain.data_ptr());
   for (int64_t panel = 0; panel < packed.size(0); ++panel) {
@@ -61,7 +61,7 @@ std::tuple<std::string, std::string> choose(const std::string& op, const std::st
       return {algorithm_name(choice.algorithm), choice.reason};
     }
   }
-  STD_TORCH_CHECK(false, "choose: unknown op '", op, "' or dtype '", dtype, "'");
+  fail_argument("ValueError", "choose: unknown op '", op, "' or dtype '", dtype, "'");
 }
 
 }  // namespace

@@ -19,24 +19,27 @@ struct RowsAt {
 
 // Compute a unit into dense tiles of the wire type.
 void compute_partial(const ReduceProblem& p, const Unit& unit, char* out) {
-  p.product.unit(RowsAt(p, unit.row).rows, unit.rows, p.first_panel + unit.panel, [&](int64_t row, int64_t rows, const float* tile) {
-    isa().store_tile(p.wire, out + row * kTileColumns * dtype_size(p.wire), kTileColumns, tile, rows, kTileColumns,
-                     nullptr);
-  });
+  p.product.unit(RowsAt(p, unit.row).rows, unit.rows, p.first_panel + unit.panel,
+                 [&](int64_t row, int64_t rows, const float* tile) {
+                   isa().store_tile(p.wire, out + row * kTileColumns * dtype_size(p.wire), kTileColumns, tile,
+                                    rows, kTileColumns, nullptr);
+                 });
 }
 
 // Compute an own unit, add the partial tiles of the peers in rank order, hand the sums on.
 template <class Store>
 void compute_sum(const ReduceProblem& p, const Unit& unit, int64_t offset, Store&& store) {
   const int64_t size = dtype_size(p.wire);
-  p.product.unit(RowsAt(p, unit.row).rows, unit.rows, p.first_panel + unit.panel, [&](int64_t row, int64_t rows, float* tile) {
-    const void* parts[kMaxRanks];
-    for (int r = 0; r < p.group.world_size(); ++r) {
-      parts[r] = p.group.half(r) + (offset + row * kTileColumns) * size;
-    }
-    isa().add_tile(p.wire, tile, parts, p.group.world_size(), p.group.rank(), rows * kTileColumns);
-    store(row, rows, tile);
-  });
+  p.product.unit(RowsAt(p, unit.row).rows, unit.rows, p.first_panel + unit.panel,
+                 [&](int64_t row, int64_t rows, float* tile) {
+                   const void* parts[kMaxRanks];
+                   for (int r = 0; r < p.group.world_size(); ++r) {
+                     parts[r] = p.group.half(r) + (offset + row * kTileColumns) * size;
+                   }
+                   isa().add_tile(p.wire, tile, parts, p.group.world_size(), p.group.rank(),
+                                  rows * kTileColumns);
+                   store(row, rows, tile);
+                 });
 }
 
 const float* bias_for(const ReduceProblem& p, int64_t panel) {
@@ -134,7 +137,8 @@ void owner_all_reduce(const ReduceProblem& p) {
         schedule.units(owner), 1, nothing,
         [&](int64_t i) {
           const Unit unit = schedule.unit(owner, i);
-          compute_partial(p, unit, p.group.half(me) + schedule.offset(unit, kTileColumns) * dtype_size(p.wire));
+          compute_partial(p, unit,
+                          p.group.half(me) + schedule.offset(unit, kTileColumns) * dtype_size(p.wire));
         },
         [&](int64_t done) {
           announcer.add(done - before);
@@ -160,7 +164,8 @@ void owner_all_reduce(const ReduceProblem& p) {
         char* shared = p.group.half(me) + finals + offset * size;
         compute_sum(p, unit, offset, [&](int64_t row, int64_t rows, const float* tile) {
           isa().store_tile(p.dtype, out_of(unit, row), n, tile, rows, columns, bias);
-          isa().store_tile(p.dtype, shared + row * kTileColumns * size, kTileColumns, tile, rows, kTileColumns, bias);
+          isa().store_tile(p.dtype, shared + row * kTileColumns * size, kTileColumns, tile, rows,
+                           kTileColumns, bias);
         });
       },
       [&](int64_t done) { p.group.publish(Channel::kFinal, chunk_with(done - 1, own_units)); });
@@ -203,11 +208,12 @@ void owner_reduce_scatter(const ReduceProblem& p) {
   auto sum_own = [&](int64_t round, int64_t panel) {
     const Unit unit = schedule.unit(me, round, panel);
     const float* bias = bias_for(p, panel);
-    compute_sum(p, unit, schedule.offset(unit, kTileColumns), [&](int64_t row, int64_t rows, const float* tile) {
-      char* out = p.out + ((unit.row - mine.begin + row) * n + (p.first_panel + panel) * kTileColumns) *
-                              dtype_size(p.dtype);
-      isa().store_tile(p.dtype, out, n, tile, rows, p.product.columns(p.first_panel + panel), bias);
-    });
+    compute_sum(
+        p, unit, schedule.offset(unit, kTileColumns), [&](int64_t row, int64_t rows, const float* tile) {
+          char* out = p.out + ((unit.row - mine.begin + row) * n + (p.first_panel + panel) * kTileColumns) *
+                                  dtype_size(p.dtype);
+          isa().store_tile(p.dtype, out, n, tile, rows, p.product.columns(p.first_panel + panel), bias);
+        });
   };
   auto wait_for = [&](int64_t round, int64_t panel) {
     for (int step = 1; step < world; ++step) {

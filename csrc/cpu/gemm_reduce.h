@@ -10,16 +10,16 @@ namespace interlace {
 struct ReduceProblem {
   Group& group;
   Product& product;
-  const Rows* x = nullptr;       // one per term of the product
+  const Rows* x = nullptr;  // one per term of the product
   int terms = 1;
-  int64_t rows = 0;              // of x; for reduce-scatter those of all owners
-  int64_t granule = 1;           // reduce-scatter: rows per index of the scattered dim
-  int64_t first_panel = 0;       // the panels of this piece of the call
+  int64_t rows = 0;  // of x; for reduce-scatter those of all owners
+  int64_t granule = 1;  // reduce-scatter: rows per index of the scattered dim
+  int64_t first_panel = 0;  // the panels of this piece of the call
   int64_t panels = 0;
-  Dtype dtype = Dtype::kFloat32; // of the output
+  Dtype dtype = Dtype::kFloat32;  // of the output
   Dtype wire = Dtype::kFloat32;  // of partial tiles on their way to the owner
-  char* out = nullptr;           // all-reduce: [rows][n]; reduce-scatter: [own rows][n]; dense
-  const float* bias = nullptr;   // padded to whole panels
+  char* out = nullptr;  // all-reduce: [rows][n]; reduce-scatter: [own rows][n]; dense
+  const float* bias = nullptr;  // padded to whole panels
 };
 
 // Bytes of one half of the workspace that `rows` rows need, for pieces of a call.

@@ -28,16 +28,18 @@ struct Operands {
 
 Operands operands_of(const ReduceCall& args) {
   const char* op = op_name(args.op);
-  STD_TORCH_CHECK(!args.xs.empty() && args.xs.size() == args.weights.size() && args.xs.size() <= 16, op,
-                  ": expected 1 to 16 products, got ", args.xs.size(), " x and ", args.weights.size(), " weights");
+  check_value(!args.xs.empty() && args.xs.size() == args.weights.size() && args.xs.size() <= 16, op,
+              ": expected 1 to 16 products, got ", args.xs.size(), " x and ", args.weights.size(),
+              " weights");
   Operands operands;
   for (size_t i = 0; i < args.xs.size(); ++i) {
     operands.views.push_back(rows_of(args.xs[i], op));
     const RowsView& x = operands.views.back();
-    operands.weights.push_back(weight_of(args.weights[i], args.packed_rows, x.depth, x.dtype, op, operands.keep));
-    STD_TORCH_CHECK(x.rows == operands.views[0].rows && x.dtype == operands.views[0].dtype &&
-                        operands.weights[i].n == operands.weights[0].n,
-                    op, ": the products of a sum need equal rows, N and dtype");
+    operands.weights.push_back(
+        weight_of(args.weights[i], args.packed_rows, x.depth, x.dtype, op, operands.keep));
+    check_value(x.rows == operands.views[0].rows && x.dtype == operands.views[0].dtype &&
+                    operands.weights[i].n == operands.weights[0].n,
+                op, ": the products of a sum need equal rows, N and dtype");
   }
   return operands;
 }
@@ -46,15 +48,15 @@ Call call_of(const ReduceCall& args, const Operands& operands) {
   Call call = describe(args.op, args.xs[0], args.dim, operands.weights[0].n, args.xs.size(),
                        args.bias.has_value() ? kHasBias : 0, operands.views[0].dtype);
   // ranks may hold parts of different depth: K is not compared
-  call.shape[call.ndim - 1] = 0;
+  call.shape[call.ndim - 1] = kAnySize;
   return call;
 }
 
 // Exact partial sums (fp32) for decode and where gradients come from; bf16 on the wire would round once more.
 Dtype wire_of(Dtype dtype) { return dtype == Dtype::kFloat64 ? Dtype::kFloat64 : Dtype::kFloat32; }
 
-void run_tiles(Group& group, const ReduceCall& args, const Operands& operands, const Call& call, Choice choice,
-               Tensor& out) {
+void run_tiles(Group& group, const ReduceCall& args, const Operands& operands, const Call& call,
+               Choice choice, Tensor& out) {
   const RowsView& x = operands.views[0];
   const bool scatter = args.op == Op::kGemmReduceScatter;
   const bool one_shot = choice.algorithm == Algorithm::kOneShot;
@@ -99,7 +101,8 @@ void run_tiles(Group& group, const ReduceCall& args, const Operands& operands, c
 Tensor to_dtype(const Tensor& tensor, Dtype dtype) { return torch::stable::to(tensor, scalar_type(dtype)); }
 
 // total[row][column] += values[row * row_step][column], both fp32 or both fp64
-void add_rows(Dtype wide, Tensor& total, const Tensor& values, int64_t rows, int64_t columns, int64_t row_step) {
+void add_rows(Dtype wide, Tensor& total, const Tensor& values, int64_t rows, int64_t columns,
+              int64_t row_step) {
   auto add = [&](auto zero) {
     auto* to = static_cast<decltype(zero)*>(total.data_ptr());
     const auto* from = static_cast<const decltype(zero)*>(values.data_ptr());
@@ -111,7 +114,8 @@ void add_rows(Dtype wide, Tensor& total, const Tensor& values, int64_t rows, int
 }
 
 // torch.mm in fp32 (fp64 for fp64), then the plain collective in that type, then bias and rounding.
-void run_library(Group& group, const ReduceCall& args, const Operands& operands, const Call& call, Tensor& out) {
+void run_library(Group& group, const ReduceCall& args, const Operands& operands, const Call& call,
+                 Tensor& out) {
   const Dtype dtype = operands.views[0].dtype;
   const Dtype wide = dtype == Dtype::kFloat64 ? dtype : Dtype::kFloat32;
   const int64_t rows = operands.views[0].rows;
@@ -134,7 +138,9 @@ void run_library(Group& group, const ReduceCall& args, const Operands& operands,
   const auto* in = static_cast<const char*>(partial->data_ptr());
   auto* to = static_cast<char*>(sum.data_ptr());
   if (scatter) {
-    reduce_scatter_rows(group, call, wide, in, to, args.granule > 0 ? rows / args.granule : 0, args.granule * n);
+    reduce_scatter_rows(group, call, wide, in, to,
+                        chunk_ranges(args.granule > 0 ? rows / args.granule : 0, group.world_size()),
+                        args.granule * n);
   } else {
     all_reduce_flat(group, call, wide, in, to, rows * n);
   }
@@ -173,8 +179,8 @@ Tensor all_reduce_sum(const Tensors& xs, const Tensors& weights, const std::opti
                       int64_t packed_rows, Group& group) {
   return in_group(group, [&] {
     const ReduceCall args{Op::kGemmAllReduce, xs, weights, bias, packed_rows, 0};
-    STD_TORCH_CHECK(!xs.empty() && xs[0].dim() >= 1 && !weights.empty(),
-                    "gemm_all_reduce: expected x [.., K] and a weight [N, K]");
+    check_value(!xs.empty() && xs[0].dim() >= 1 && !weights.empty(),
+                "gemm_all_reduce: expected x [.., K] and a weight [N, K]");
     Sizes shape = shape_of(xs[0]);
     shape.back() = packed_rows >= 0 ? packed_rows : weights[0].size(0);
     return run(group, args, shape);
@@ -182,24 +188,25 @@ Tensor all_reduce_sum(const Tensors& xs, const Tensors& weights, const std::opti
 }
 
 // Cut along the last dim: the columns of the output are scattered, so the product is not fused.
-Tensor scatter_columns(Group& group, const Tensors& xs, const Tensors& weights, const std::optional<Tensor>& bias,
-                       int64_t packed_rows) {
+Tensor scatter_columns(Group& group, const Tensors& xs, const Tensors& weights,
+                       const std::optional<Tensor>& bias, int64_t packed_rows) {
   ReduceCall args{Op::kGemmAllReduce, xs, weights, bias, packed_rows, xs[0].dim() - 1};
   Sizes shape = shape_of(xs[0]);
   shape.back() = packed_rows >= 0 ? packed_rows : weights[0].size(0);
   const Tensor full = run(group, args, shape);
   const Range mine = chunk_range(shape.back(), group.world_size(), group.rank());
   Tensor part = torch::stable::narrow(const_cast<Tensor&>(full), full.dim() - 1, mine.begin, mine.size());
-  note_path(Op::kGemmReduceScatter, Algorithm::kOwner, "columns are scattered: gemm_all_reduce, own columns kept");
+  note_path(Op::kGemmReduceScatter, Algorithm::kOwner,
+            "columns are scattered: gemm_all_reduce, own columns kept");
   return torch::stable::contiguous(part);
 }
 
-Tensor reduce_scatter_sum(const Tensors& xs, const Tensors& weights, const std::optional<Tensor>& bias, int64_t dim,
-                          int64_t packed_rows, Group& group) {
+Tensor reduce_scatter_sum(const Tensors& xs, const Tensors& weights, const std::optional<Tensor>& bias,
+                          int64_t dim, int64_t packed_rows, Group& group) {
   return in_group(group, [&] {
     const char* op = op_name(Op::kGemmReduceScatter);
-    STD_TORCH_CHECK(!xs.empty() && xs[0].dim() >= 1 && !weights.empty(), op,
-                    ": expected x [.., K] and a weight [N, K]");
+    check_value(!xs.empty() && xs[0].dim() >= 1 && !weights.empty(), op,
+                ": expected x [.., K] and a weight [N, K]");
     const int64_t at = wrap_dim(dim, xs[0].dim(), op, "scatter_dim");
     if (at == xs[0].dim() - 1) return scatter_columns(group, xs, weights, bias, packed_rows);
     ReduceCall args{Op::kGemmReduceScatter, {}, weights, bias, packed_rows, at};
@@ -217,7 +224,8 @@ Tensor gemm_all_reduce(const Tensor& x, const Tensor& weight, const std::optiona
   if (const auto group = fused_group(Op::kGemmAllReduce, group_name)) {
     return all_reduce_sum({x}, {weight}, bias, packed_rows.value_or(-1), *group);
   }
-  return call_python<Tensor>("interlace::gemm_all_reduce_reference", x, weight, bias, group_name, packed_rows);
+  return call_python<Tensor>("interlace::gemm_all_reduce_reference", x, weight, bias, group_name,
+                             packed_rows);
 }
 
 Tensor gemm_reduce_scatter(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
@@ -226,8 +234,8 @@ Tensor gemm_reduce_scatter(const Tensor& x, const Tensor& weight, const std::opt
   if (const auto group = fused_group(Op::kGemmReduceScatter, group_name)) {
     return reduce_scatter_sum({x}, {weight}, bias, scatter_dim, packed_rows.value_or(-1), *group);
   }
-  return call_python<Tensor>("interlace::gemm_reduce_scatter_reference", x, weight, bias, scatter_dim, group_name,
-                             packed_rows);
+  return call_python<Tensor>("interlace::gemm_reduce_scatter_reference", x, weight, bias, scatter_dim,
+                             group_name, packed_rows);
 }
 
 Tensor sum_gemm_all_reduce(const Tensors& xs, const Tensors& weights, const std::string& group_name) {
@@ -242,7 +250,8 @@ Tensor sum_gemm_reduce_scatter(const Tensors& xs, const Tensors& weights, int64_
   if (const auto group = fused_group(Op::kGemmReduceScatter, group_name)) {
     return reduce_scatter_sum(xs, weights, std::nullopt, scatter_dim, -1, *group);
   }
-  return call_python<Tensor>("interlace::sum_gemm_reduce_scatter_reference", xs, weights, scatter_dim, group_name);
+  return call_python<Tensor>("interlace::sum_gemm_reduce_scatter_reference", xs, weights, scatter_dim,
+                             group_name);
 }
 
 }  // namespace

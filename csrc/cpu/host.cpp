@@ -52,8 +52,14 @@ Dtype dtype_of(const Tensor& tensor, const char* op) {
     case ScalarType::Double: return Dtype::kFloat64;
     default: break;
   }
-  STD_TORCH_CHECK(false, op, ": expected float32, bfloat16, float16 or float64, got scalar type ",
-                  static_cast<int>(tensor.scalar_type()), "; cast the tensor first");
+  fail_argument("TypeError", op, ": expected float32, bfloat16, float16 or float64, got ",
+                torch::headeronly::toString(tensor.scalar_type()), "; cast the tensor first");
+}
+
+Dtype summable_dtype(const Tensor& tensor, const char* op) {
+  if (tensor.scalar_type() == ScalarType::Int) return Dtype::kInt32;
+  if (tensor.scalar_type() == ScalarType::Long) return Dtype::kInt64;
+  return dtype_of(tensor, op);
 }
 
 ScalarType scalar_type(Dtype dtype) {
@@ -61,6 +67,8 @@ ScalarType scalar_type(Dtype dtype) {
     case Dtype::kBFloat16: return ScalarType::BFloat16;
     case Dtype::kFloat16: return ScalarType::Half;
     case Dtype::kFloat64: return ScalarType::Double;
+    case Dtype::kInt32: return ScalarType::Int;
+    case Dtype::kInt64: return ScalarType::Long;
     case Dtype::kBytes: return ScalarType::Byte;
     case Dtype::kFloat32: break;
   }
@@ -74,12 +82,14 @@ Sizes shape_of(const Tensor& tensor) {
 }
 
 int64_t wrap_dim(int64_t dim, int64_t ndim, const char* op, const char* what) {
-  STD_TORCH_CHECK(dim >= -ndim && dim < ndim, op, ": ", what, "=", dim, " is out of range for a tensor of ", ndim,
-                  " dims");
+  check_value(dim >= -ndim && dim < ndim, op, ": ", what, "=", dim, " is out of range for a tensor of ", ndim,
+              " dims");
   return dim < 0 ? dim + ndim : dim;
 }
 
-Tensor empty_like_shape(const Tensor& like, const Sizes& shape) { return torch::stable::new_empty(like, shape); }
+Tensor empty_like_shape(const Tensor& like, const Sizes& shape) {
+  return torch::stable::new_empty(like, shape);
+}
 
 Tensor move_dim_to_front(const Tensor& tensor, int64_t dim) {
   if (dim == 0) return tensor;
@@ -107,7 +117,7 @@ Tensor move_front_to_dim(const Tensor& tensor, int64_t dim) {
 }
 
 RowsView rows_of(const Tensor& x, const char* op) {
-  STD_TORCH_CHECK(x.dim() >= 1, op, ": x is a scalar; expected [.., K]");
+  check_value(x.dim() >= 1, op, ": x is a scalar; expected [.., K]");
   RowsView view;
   view.dtype = dtype_of(x, op);
   view.keep = folds(x) ? x : torch::stable::contiguous(x);
@@ -127,21 +137,22 @@ WeightView weight_of(const Tensor& weight, int64_t packed_rows, int64_t depth, D
   if (packed_rows >= 0) {
     const int64_t panels = ceil_div(packed_rows, kTileColumns);
     const Dtype compute = compute_dtype(dtype);
-    STD_TORCH_CHECK(dtype_of(weight, op) == compute, op, ": x is ", dtype_name(dtype), ", the packed weight is ",
-                    dtype_name(dtype_of(weight, op)), "; cast one of them or use torch.autocast");
-    STD_TORCH_CHECK(weight.dim() == 2 && weight.size(0) == panels &&
-                        weight.size(1) * dtype_size(compute) == panel_bytes(compute, depth) && weight.is_contiguous(),
-                    op, ": packed weight ", list(shape_of(weight)), " does not fit N=", packed_rows, ", K=", depth,
-                    "; pack it again with interlace.pack_weights");
+    check_type(dtype_of(weight, op) == compute, op, ": x is ", dtype_name(dtype), ", the packed weight is ",
+               dtype_name(dtype_of(weight, op)), "; cast one of them or use torch.autocast");
+    check_value(weight.dim() == 2 && weight.size(0) == panels &&
+                    weight.size(1) * dtype_size(compute) == panel_bytes(compute, depth) &&
+                    weight.is_contiguous(),
+                op, ": packed weight ", list(shape_of(weight)), " does not fit N=", packed_rows,
+                ", K=", depth, "; pack it again with interlace.pack_weights");
     view.data = weight.data_ptr();
     view.n = packed_rows;
     view.packed = true;
     return view;
   }
-  STD_TORCH_CHECK(weight.dim() == 2 && weight.size(1) == depth, op, ": x has K=", depth, ", expected a weight [N, ",
-                  depth, "], got ", list(shape_of(weight)));
-  STD_TORCH_CHECK(dtype_of(weight, op) == dtype, op, ": x is ", dtype_name(dtype), ", weight is ",
-                  dtype_name(dtype_of(weight, op)), "; cast one of them or use torch.autocast");
+  check_value(weight.dim() == 2 && weight.size(1) == depth, op, ": x has K=", depth,
+              ", expected a weight [N, ", depth, "], got ", list(shape_of(weight)));
+  check_type(dtype_of(weight, op) == dtype, op, ": x is ", dtype_name(dtype), ", weight is ",
+             dtype_name(dtype_of(weight, op)), "; cast one of them or use torch.autocast");
   view.n = weight.size(0);
   Tensor plain = weight;
   if (weight.stride(1) != 1 && weight.stride(0) != 1) {
@@ -165,10 +176,10 @@ Rows staged(const RowsView& x, Dtype compute, Scratch& lease) {
 
 void check_bias(const std::optional<Tensor>& bias, int64_t n, Dtype dtype, const char* op) {
   if (!bias.has_value()) return;
-  STD_TORCH_CHECK(bias->dim() == 1 && bias->size(0) == n, op, ": expected a bias [", n, "], got ",
-                  list(shape_of(*bias)));
-  STD_TORCH_CHECK(dtype_of(*bias, op) == dtype, op, ": x is ", dtype_name(dtype), ", bias is ",
-                  dtype_name(dtype_of(*bias, op)), "; cast one of them or use torch.autocast");
+  check_value(bias->dim() == 1 && bias->size(0) == n, op, ": expected a bias [", n, "], got ",
+              list(shape_of(*bias)));
+  check_type(dtype_of(*bias, op) == dtype, op, ": x is ", dtype_name(dtype), ", bias is ",
+             dtype_name(dtype_of(*bias, op)), "; cast one of them or use torch.autocast");
 }
 
 const float* bias_of(const std::optional<Tensor>& bias, int64_t n, Dtype dtype, Scratch& lease) {
@@ -182,7 +193,8 @@ const float* bias_of(const std::optional<Tensor>& bias, int64_t n, Dtype dtype, 
   return values;
 }
 
-Call describe(Op op, const Tensor& x, int64_t dim, int64_t columns, size_t weights, uint32_t options, Dtype dtype) {
+Call describe(Op op, const Tensor& x, int64_t dim, int64_t columns, size_t weights, uint32_t options,
+              Dtype dtype) {
   Call call;
   call.op = op;
   call.dtype = dtype;
@@ -196,20 +208,6 @@ Call describe(Op op, const Tensor& x, int64_t dim, int64_t columns, size_t weigh
   call.weights = static_cast<uint32_t>(weights);
   call.options = options;
   return call;
-}
-
-std::shared_ptr<Group> fused_group(Op op, const std::string& name) {
-  auto group = find_group(name);
-  if (group != nullptr && backend() != Backend::kReference) return group;
-  if (backend() == Backend::kFused) {
-    throw CollectiveFailure(FailureKind::kInvalid,
-                            std::string(op_name(op)) + ": interlace.backend(\"fused\") but group '" + name +
-                                "' has no symmetric memory; interlace.resolve(group).fallback says why");
-  }
-  note_path(op, Algorithm::kReference,
-            group == nullptr ? "the group has no symmetric memory: torch.distributed"
-                             : "interlace.backend(\"reference\"): torch.distributed");
-  return nullptr;
 }
 
 void note_path(Op op, Algorithm algorithm, const char* reason) {

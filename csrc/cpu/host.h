@@ -25,6 +25,7 @@ using OptionalTensors = std::vector<std::optional<Tensor>>;
 using Sizes = std::vector<int64_t>;
 
 Dtype dtype_of(const Tensor& tensor, const char* op);
+Dtype summable_dtype(const Tensor& tensor, const char* op);  // int32 and int64 too
 torch::headeronly::ScalarType scalar_type(Dtype dtype);
 Sizes shape_of(const Tensor& tensor);
 int64_t wrap_dim(int64_t dim, int64_t ndim, const char* op, const char* what);
@@ -52,12 +53,11 @@ void check_bias(const std::optional<Tensor>& bias, int64_t n, Dtype dtype, const
 // Bias as fp32 in `lease`, padded to whole panels; null for none.
 const float* bias_of(const std::optional<Tensor>& bias, int64_t n, Dtype dtype, Scratch& lease);
 
-
-Call describe(Op op, const Tensor& x, int64_t dim, int64_t columns, size_t weights, uint32_t options, Dtype dtype);
+Call describe(Op op, const Tensor& x, int64_t dim, int64_t columns, size_t weights, uint32_t options,
+              Dtype dtype);
 
 // A group's lock and error handling round one call of an op.
-template <class Body>
-auto in_group(Group& group, Body&& body) {
+template <class Body> auto in_group(Group& group, Body&& body) {
   const std::lock_guard lock(group.mutex());
   group.start_op();
   try {
@@ -68,8 +68,6 @@ auto in_group(Group& group, Body&& body) {
   }
 }
 
-// The group when the op shall run on shared memory; null sends the call to torch.distributed.
-std::shared_ptr<Group> fused_group(Op op, const std::string& name);
 void note_path(Op op, Algorithm algorithm, const char* reason);
 
 // Call `interlace::<name>` through the dispatcher: the way to the ops that Python implements.

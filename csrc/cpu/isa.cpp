@@ -12,8 +12,9 @@ const Isa* best(const char* cap) {
   const bool at_most_avx2 = std::strcmp(cap, "avx2") == 0;
   const bool has_avx2 =
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
+                          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                          __builtin_cpu_supports("avx512vl");
   if (has_avx512 && !generic_only && !at_most_avx2) return &isa_avx512();
   if (has_avx2 && !generic_only) return &isa_avx2();
 #endif

@@ -17,8 +17,8 @@ struct Isa {
   // out[i] = sum over parts, accumulated in fp32 (fp64 for fp64)
   void (*sum)(Dtype dtype, void* out, const void* const* parts, int count, int64_t n);
   // out[row, :columns] = sum over fp32 parts + bias; parts and out are row-major with `columns` columns
-  void (*sum_rows)(Dtype out_dtype, void* out, const float* const* parts, int count, int64_t rows, int64_t columns,
-                   const float* bias);
+  void (*sum_rows)(Dtype out_dtype, void* out, const float* const* parts, int count, int64_t rows,
+                   int64_t columns, const float* bias);
   // tile = sum over parts, part `own` being the tile itself; the others are dense tiles of `wire` type
   void (*add_tile)(Dtype wire, float* tile, const void* const* parts, int count, int own, int64_t n);
   // out[row * ld + column] = tile + bias, for the first `columns` columns
@@ -30,15 +30,17 @@ struct Isa {
   void (*stream_copy)(void* out, const void* in, int64_t bytes);  // ends with a store fence
   void (*widen)(Dtype dtype, float* out, const void* in, int64_t n);
   // panel[k][column] = rows[column][k] in 32-bit words, zero beyond `columns`
-  void (*transpose_words)(uint32_t* panel, const uint32_t* rows, int64_t row_stride, int64_t columns, int64_t words);
+  void (*transpose_words)(uint32_t* panel, const uint32_t* rows, int64_t row_stride, int64_t columns,
+                          int64_t words);
   // panel[k][column] = (low: rows[2k][column], high: rows[2k + 1][column]), zero beyond `columns` and beyond `depth`
-  void (*interleave_pairs)(uint32_t* panel, const uint16_t* rows, int64_t row_stride, int64_t columns, int64_t depth);
+  void (*interleave_pairs)(uint32_t* panel, const uint16_t* rows, int64_t row_stride, int64_t columns,
+                           int64_t depth);
   // tile[m][column] = x[m, :] . w[column, :], for weights in plain layout; tile columns beyond `columns` are zero
-  void (*dot_tile)(Dtype dtype, const void* x, int64_t x_stride, int64_t rows, const void* w, int64_t w_stride,
-                   int64_t columns, int64_t depth, float* tile);
+  void (*dot_tile)(Dtype dtype, const void* x, int64_t x_stride, int64_t rows, const void* w,
+                   int64_t w_stride, int64_t columns, int64_t depth, float* tile);
 };
 
-const Isa& isa();             // the one in use
+const Isa& isa();  // the one in use
 void cap_isa(const char* name);  // "generic", "avx2", "avx512", "": never beyond what the processor has
 
 const Isa& isa_generic();

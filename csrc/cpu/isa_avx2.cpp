@@ -42,9 +42,10 @@ void stream_tile(Dtype wire, void* out, const float* tile, int64_t n) {
 
 const Isa& isa_avx2() {
   using namespace isa_avx2_kernels;
-  static const Isa table{"avx2",      sum,         sum_rows, add_tile,
-                         store_tile,  stream_tile, stream_copy, widen,
-                         transpose_words_plain, interleave_pairs, dot_tile};
+  static const Isa table{"avx2",           sum,        sum_rows,
+                         add_tile,         store_tile, stream_tile,
+                         stream_copy,      widen,      transpose_words_plain,
+                         interleave_pairs, dot_tile};
   return table;
 }
 

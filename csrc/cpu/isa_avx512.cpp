@@ -17,7 +17,8 @@ void stream_copy(void* out, const void* in, int64_t bytes) {
   const auto* p = static_cast<const char*>(in);
   int64_t i = 0;
   if (reinterpret_cast<uintptr_t>(o) % 64 == 0) {
-    for (; i + 64 <= bytes; i += 64) _mm512_stream_si512(reinterpret_cast<__m512i*>(o + i), _mm512_loadu_si512(p + i));
+    for (; i + 64 <= bytes; i += 64)
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(o + i), _mm512_loadu_si512(p + i));
   }
   std::memcpy(o + i, p + i, bytes - i);
   _mm_sfence();
@@ -62,7 +63,8 @@ inline void transpose_16x16(__m512i r[16]) {
   }
 }
 
-void transpose_words(uint32_t* panel, const uint32_t* rows, int64_t row_stride, int64_t columns, int64_t words) {
+void transpose_words(uint32_t* panel, const uint32_t* rows, int64_t row_stride, int64_t columns,
+                     int64_t words) {
   if (columns < kTileColumns) return transpose_words_plain(panel, rows, row_stride, columns, words);
   int64_t k = 0;
   for (; k + 16 <= words; k += 16) {
@@ -80,9 +82,8 @@ void transpose_words(uint32_t* panel, const uint32_t* rows, int64_t row_stride, 
 
 const Isa& isa_avx512() {
   using namespace isa_avx512_kernels;
-  static const Isa table{"avx512",    sum,         sum_rows, add_tile,
-                         store_tile,  stream_tile, stream_copy, widen,
-                         transpose_words, interleave_pairs, dot_tile};
+  static const Isa table{"avx512",    sum,   sum_rows,        add_tile,         store_tile, stream_tile,
+                         stream_copy, widen, transpose_words, interleave_pairs, dot_tile};
   return table;
 }
 

@@ -19,9 +19,10 @@ void stream_copy(void* out, const void* in, int64_t bytes) { std::memcpy(out, in
 
 const Isa& isa_generic() {
   using namespace isa_generic_kernels;
-  static const Isa table{"generic",   sum,         sum_rows, add_tile,
-                         store_tile,  stream_tile, stream_copy, widen,
-                         transpose_words_plain, interleave_pairs, dot_tile};
+  static const Isa table{"generic",        sum,        sum_rows,
+                         add_tile,         store_tile, stream_tile,
+                         stream_copy,      widen,      transpose_words_plain,
+                         interleave_pairs, dot_tile};
   return table;
 }
 

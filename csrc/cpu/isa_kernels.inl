@@ -17,28 +17,20 @@ inline float to_float(float v) { return v; }
 inline float to_float(BFloat16 v) { return __builtin_bit_cast(float, static_cast<uint32_t>(v.bits) << 16); }
 inline float to_float(Float16 v) { return static_cast<float>(v.value); }
 inline double to_float(double v) { return v; }
+inline int32_t to_float(int32_t v) { return v; }
+inline int64_t to_float(int64_t v) { return v; }
 
-template <class T>
-inline T from_float(float v);
-template <>
-inline float from_float<float>(float v) {
-  return v;
-}
-template <>
-inline Float16 from_float<Float16>(float v) {
-  return {static_cast<_Float16>(v)};
-}
-template <>
-inline BFloat16 from_float<BFloat16>(float v) {
+template <class T> inline T from_float(float v);
+template <> inline float from_float<float>(float v) { return v; }
+template <> inline Float16 from_float<Float16>(float v) { return {static_cast<_Float16>(v)}; }
+template <> inline BFloat16 from_float<BFloat16>(float v) {
   // round to nearest even; NaN stays NaN (the carry could turn it into infinity)
   const uint32_t bits = __builtin_bit_cast(uint32_t, v);
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   return {static_cast<uint16_t>(v == v ? rounded : 0x7fc0u)};
 }
-inline double from_double(double v) { return v; }
 
-template <class F>
-inline void with_dtype(Dtype dtype, F&& body) {
+template <class F> inline void with_dtype(Dtype dtype, F&& body) {
   switch (dtype) {
     case Dtype::kBFloat16: return body(BFloat16{});
     case Dtype::kFloat16: return body(Float16{});
@@ -55,7 +47,7 @@ void sum_parts(T* __restrict out, const T* const* parts, int count, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     Acc sum = to_float(p[0][i]);
     for (int r = 1; r < total; ++r) sum += to_float(p[r][i]);
-    if constexpr (sizeof(T) == 8) {
+    if constexpr (__is_same(T, Acc)) {
       out[i] = sum;
     } else {
       out[i] = from_float<T>(sum);
@@ -63,8 +55,7 @@ void sum_parts(T* __restrict out, const T* const* parts, int count, int64_t n) {
   }
 }
 
-template <class T, class Acc>
-void sum_typed(void* out, const void* const* parts, int count, int64_t n) {
+template <class T, class Acc> void sum_typed(void* out, const void* const* parts, int count, int64_t n) {
   auto* o = static_cast<T*>(out);
   auto p = reinterpret_cast<const T* const*>(parts);
   if (count == 2) return sum_parts<T, Acc, 2>(o, p, count, n);
@@ -75,6 +66,8 @@ void sum_typed(void* out, const void* const* parts, int count, int64_t n) {
 
 void sum(Dtype dtype, void* out, const void* const* parts, int count, int64_t n) {
   if (dtype == Dtype::kFloat64) return sum_typed<double, double>(out, parts, count, n);
+  if (dtype == Dtype::kInt32) return sum_typed<int32_t, int32_t>(out, parts, count, n);
+  if (dtype == Dtype::kInt64) return sum_typed<int64_t, int64_t>(out, parts, count, n);
   with_dtype(dtype, [&](auto zero) { sum_typed<decltype(zero), float>(out, parts, count, n); });
 }
 
@@ -93,7 +86,8 @@ void sum_row(T* __restrict out, const float* const* parts, int count, int64_t of
 }
 
 template <class T, int kCount>
-void sum_rows_counted(T* out, const float* const* parts, int count, int64_t rows, int64_t columns, const float* bias) {
+void sum_rows_counted(T* out, const float* const* parts, int count, int64_t rows, int64_t columns,
+                      const float* bias) {
   if (bias == nullptr) return sum_row<T, kCount, false>(out, parts, count, 0, rows * columns, nullptr);
   for (int64_t row = 0; row < rows; ++row) {
     sum_row<T, kCount, true>(out + row * columns, parts, count, row * columns, columns, bias);
@@ -140,7 +134,8 @@ void add_tile(Dtype wire, float* tile, const void* const* parts, int count, int 
 }
 
 template <class T>
-void store_row(T* __restrict out, const float* __restrict tile, const float* __restrict bias, int64_t columns) {
+void store_row(T* __restrict out, const float* __restrict tile, const float* __restrict bias,
+               int64_t columns) {
   if (bias == nullptr) {
     for (int64_t i = 0; i < columns; ++i) out[i] = from_float<T>(tile[i]);
   } else {
@@ -185,8 +180,8 @@ void interleave_pairs(uint32_t* __restrict panel, const uint16_t* rows, int64_t 
 }
 
 // 16 words of every column at a time: the block of the panel (4 KiB) stays in L1 while columns are read in a row.
-void transpose_words_plain(uint32_t* __restrict panel, const uint32_t* rows, int64_t row_stride, int64_t columns,
-                           int64_t words) {
+void transpose_words_plain(uint32_t* __restrict panel, const uint32_t* rows, int64_t row_stride,
+                           int64_t columns, int64_t words) {
   for (int64_t k = 0; k < words; k += 16) {
     const int64_t depth = words - k < 16 ? words - k : 16;
     for (int64_t j = 0; j < kTileColumns; ++j) {
@@ -233,7 +228,8 @@ void dot_block(const T* x, int64_t x_stride, const T* w, int64_t w_stride, int64
   for (int i = 0; i < kRows; ++i) {
     for (int j = 0; j < kColumns; ++j) {
       float sum = add_across(sums[i][j]);
-      for (int64_t t = k; t < depth; ++t) sum += to_float(x[i * x_stride + t]) * to_float(w[j * w_stride + t]);
+      for (int64_t t = k; t < depth; ++t)
+        sum += to_float(x[i * x_stride + t]) * to_float(w[j * w_stride + t]);
       tile[i * kTileColumns + j] = sum;
     }
   }
@@ -255,7 +251,8 @@ void dot_columns(const T* x, int64_t x_stride, int64_t rows, const T* w, int64_t
   }
   for (; j < columns; ++j) {
     for (int64_t i = 0; i < rows; ++i) {
-      dot_block<T, 1, 1>(x + i * x_stride, x_stride, w + j * w_stride, w_stride, depth, tile + i * kTileColumns + j);
+      dot_block<T, 1, 1>(x + i * x_stride, x_stride, w + j * w_stride, w_stride, depth,
+                         tile + i * kTileColumns + j);
     }
   }
   for (int64_t i = 0; i < rows; ++i) {
@@ -266,10 +263,10 @@ void dot_columns(const T* x, int64_t x_stride, int64_t rows, const T* w, int64_t
 void dot_tile(Dtype dtype, const void* x, int64_t x_stride, int64_t rows, const void* w, int64_t w_stride,
               int64_t columns, int64_t depth, float* tile) {
   if (dtype == Dtype::kBFloat16) {
-    dot_columns(static_cast<const BFloat16*>(x), x_stride, rows, static_cast<const BFloat16*>(w), w_stride, columns,
-                depth, tile);
+    dot_columns(static_cast<const BFloat16*>(x), x_stride, rows, static_cast<const BFloat16*>(w), w_stride,
+                columns, depth, tile);
   } else {
-    dot_columns(static_cast<const float*>(x), x_stride, rows, static_cast<const float*>(w), w_stride, columns, depth,
-                tile);
+    dot_columns(static_cast<const float*>(x), x_stride, rows, static_cast<const float*>(w), w_stride, columns,
+                depth, tile);
   }
 }

@@ -36,13 +36,15 @@ Dtype compute_dtype(Dtype dtype);
 int64_t padded_depth(Dtype compute, int64_t depth);
 // 32-bit words a panel holds per column.
 int64_t panel_words(Dtype compute, int64_t depth);
-inline int64_t panel_bytes(Dtype compute, int64_t depth) { return panel_words(compute, depth) * kTileColumns * 4; }
+inline int64_t panel_bytes(Dtype compute, int64_t depth) {
+  return panel_words(compute, depth) * kTileColumns * 4;
+}
 void pack_panel(const WeightView& weight, int64_t panel, Dtype compute, uint32_t* out);
 void unpack_panel(const WeightView& packed, int64_t panel, Dtype compute, void* out, int64_t out_stride);
 
 // `rows` rows of x [rows][depth] with any row stride, element stride 1, into compute type with zero padding.
-void stage_rows(Dtype dtype, Dtype compute, const char* x, int64_t row_stride_bytes, int64_t rows, int64_t depth,
-                char* out);
+void stage_rows(Dtype dtype, Dtype compute, const char* x, int64_t row_stride_bytes, int64_t rows,
+                int64_t depth, char* out);
 
 constexpr int64_t kTileRows = 64;  // with kTileColumns: the fp32 tile is 16 KiB and stays in L1
 
@@ -65,8 +67,7 @@ class Product {
   void pack_all();
 
   // For each tile of up to kTileRows rows of the unit: epilogue(first row, rows, tile). x has one entry per term.
-  template <class Epilogue>
-  void unit(const Rows* x, int64_t rows, int64_t panel, Epilogue&& epilogue) {
+  template <class Epilogue> void unit(const Rows* x, int64_t rows, int64_t panel, Epilogue&& epilogue) {
     alignas(64) float tile[kTileRows * kTileColumns];
     const char* panels[kMaxTerms];
     const Scratch transient = find_panels(panel, panels);
@@ -80,16 +81,17 @@ class Product {
  private:
   static constexpr int kMaxTerms = 16;
   Scratch find_panels(int64_t panel, const char** out);
-  void multiply(const Rows* x, int64_t row, int64_t rows, int64_t panel, const char* const* panels, float* tile);
+  void multiply(const Rows* x, int64_t row, int64_t rows, int64_t panel, const char* const* panels,
+                float* tile);
 
   std::vector<WeightView> weights_;
   Dtype compute_;
-  bool dot_ = false;   // few rows, plain weights: no panels at all
+  bool dot_ = false;  // few rows, plain weights: no panels at all
   bool all_packed_ = false;
   bool keep_ = false;
   Scratch kept_;
   std::vector<int64_t> term_offset_;  // where the panels of a term begin
-  std::vector<char> packed_;          // by term and panel
+  std::vector<char> packed_;  // by term and panel
 };
 
 }  // namespace interlace

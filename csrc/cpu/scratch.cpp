@@ -34,8 +34,9 @@ Scratch::Scratch(int64_t bytes) {
   auto& idle = pool().idle;
   auto best = idle.end();
   for (auto it = idle.begin(); it != idle.end(); ++it) {
-    const bool better = best == idle.end() || (best->second < bytes ? it->second > best->second
-                                                                   : it->second >= bytes && it->second < best->second);
+    const bool better =
+        best == idle.end() ||
+        (best->second < bytes ? it->second > best->second : it->second >= bytes && it->second < best->second);
     if (better) best = it;
   }
   if (best != idle.end()) {

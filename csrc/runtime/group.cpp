@@ -15,8 +15,8 @@ std::string format_call(const Call& call, int64_t extent) {
   if (call.op == Op::kRefused || call.op == Op::kNone) return text;
   text += std::string(" ") + dtype_name(call.dtype) + " [";
   for (uint32_t i = 0; i < call.ndim; ++i) {
-    const int64_t size = call.shape[i] < 0 ? extent : call.shape[i];
-    text += (i ? ", " : "") + std::to_string(size);
+    const int64_t size = call.shape[i] == kGatheredDim ? extent : call.shape[i];
+    text += (i ? ", " : "") + (size == kAnySize ? "*" : std::to_string(size));
   }
   text += "]";
   if (call.columns) text += " N=" + std::to_string(call.columns);
@@ -35,8 +35,9 @@ Group::Group(GroupOptions options, Segment own, std::vector<Segment> peers)
     const ControlPage& control = page(r);
     if (control.magic != kSegmentMagic || control.layout_version != kLayoutVersion ||
         control.rank != static_cast<uint32_t>(r)) {
-      throw CollectiveFailure(FailureKind::kInvalid, "interlace: rank " + std::to_string(r) +
-                                                         " runs another version of interlace; install the same one");
+      throw CollectiveFailure(FailureKind::kInvalid,
+                              "interlace: rank " + std::to_string(r) +
+                                  " runs another version of interlace; install the same one");
     }
   }
   half_bytes_ = options_.half_bytes;
@@ -70,8 +71,8 @@ void prepare_control_page(const Segment& segment, int rank, int world_size, uint
 }
 
 std::string Group::where() const {
-  return std::string(op_name(call_.op)) + " on group '" + name() + "', rank " + std::to_string(rank()) + " of " +
-         std::to_string(world_size());
+  return std::string(op_name(call_.op)) + " on group '" + name() + "', rank " + std::to_string(rank()) +
+         " of " + std::to_string(world_size());
 }
 
 // Take the next epoch, once every peer has finished the last one that used its half.
@@ -81,9 +82,10 @@ void Group::advance() {
                                                        "; call interlace.destroy and start again");
   }
   if (generation_ != fork_generation()) {
-    throw CollectiveFailure(FailureKind::kInvalid,
-                            "interlace: this process was forked from one that holds groups; start workers with the "
-                            "spawn method, or use interlace in the parent only");
+    throw CollectiveFailure(
+        FailureKind::kInvalid,
+        "interlace: this process was forked from one that holds groups; start workers with the "
+        "spawn method, or use interlace in the parent only");
   }
   ++epoch_;
   std::fill(std::begin(met_), std::end(met_), false);
@@ -99,13 +101,16 @@ void Group::advance() {
   }
 }
 
-void Group::post(const Call& call, int64_t extent, const int64_t* splits) {
+void Group::post(int64_t extent, const int64_t* splits) {
   ControlPage& mine = page(rank());
   const uint32_t half = parity(epoch_);
-  mine.calls[half] = call;
+  mine.calls[half] = call_;
   if (splits != nullptr) std::copy_n(splits, world_size(), mine.splits[half]);
   ProgressLine& line = mine.lines[0];
-  line.fingerprint[half] = call.fingerprint();
+  fingerprint_ = call_.fingerprint();
+  line.fingerprint[half] = fingerprint_;
+  // an epoch number comes round again after 2^32 calls: what was abandoned then must not count now
+  for (ProgressLine& each : mine.lines) each.abandoned[half].store(epoch_ - 1, std::memory_order_relaxed);
   line.extent[half] = extent;
   // release: fingerprint, extent, splits become visible to a peer that sees this epoch entered
   store_and_wake(line.entered, line.waiters, epoch_);
@@ -113,10 +118,11 @@ void Group::post(const Call& call, int64_t extent, const int64_t* splits) {
 
 void Group::begin(const Call& call, int64_t extent, const int64_t* splits) {
   call_ = call;
+  call_.half_bytes = half_bytes_;
   ++epochs_in_op_;
   advance();
   in_call_ = true;
-  post(call, extent, splits);
+  post(extent, splits);
 }
 
 void Group::publish(Channel channel, uint32_t chunk) {
@@ -143,7 +149,7 @@ void Group::abandon(const std::string& text) noexcept {
 void Group::fail_op(const std::exception& error) noexcept {
   const auto* failure = dynamic_cast<const CollectiveFailure*>(&error);
   if (failure == nullptr && !in_call_) return refuse(error.what());
-  abandon(error.what());
+  abandon(failure != nullptr ? failure->text() : error.what());
   // A rank that runs out of patience may leave while another completes the epoch. With one epoch an op both have
   // used up the same; in a longer op they have not, and the next calls would meet the wrong partners.
   const bool alone = failure != nullptr && failure->kind() != FailureKind::kAborted;
@@ -176,7 +182,7 @@ void Group::mark_broken(const std::string& why) {
 void Group::first_contact(int peer) {
   const ProgressLine& line = line_of(peer, Channel::kPartial);
   if (!reached(line.entered.load(std::memory_order_acquire), epoch_)) wait_entered(peer, epoch_);
-  if (line.fingerprint[parity(epoch_)] != call_.fingerprint()) fail_mismatch(peer);
+  if (line.fingerprint[parity(epoch_)] != fingerprint_) fail_mismatch(peer);
   entered_seen_[peer] = epoch_;
   met_[peer] = true;
 }
@@ -203,16 +209,16 @@ void Group::require(int64_t bytes) {
     if (const char* reason = own.back(kControlBytes + 2 * wanted, world_size()); *reason != 0) {
       throw CollectiveFailure(FailureKind::kInvalid,
                               "interlace: the workspace of group '" + name() + "' cannot grow to 2 x " +
-                                  std::to_string(wanted) + " bytes on rank " + std::to_string(rank()) + ": " + reason +
-                                  "; split the call, or lower the number of ranks on this host");
+                                  std::to_string(wanted) + " bytes on rank " + std::to_string(rank()) + ": " +
+                                  reason + "; split the call, or lower the number of ranks on this host");
     }
     publish(Channel::kPartial, 1);
     for (int peer = 0; peer < world_size(); ++peer) {
       if (peer != rank()) wait(peer, Channel::kPartial, 1);
     }
-  } catch (const std::exception& error) {
+  } catch (const CollectiveFailure& failure) {
     segments_[rank()].trim(kControlBytes + 2 * half_bytes_);
-    abandon(error.what());
+    abandon(failure.text());
     throw;
   }
   finish();
@@ -239,11 +245,12 @@ void Group::fail_mismatch(int peer) {
     wait_slowly(peer, Channel::kPartial, progress_word(epoch_, kMaxChunk));  // its reason is on the way
     fail_abandoned(peer);
   }
-  throw CollectiveFailure(
-      FailureKind::kAborted,
-      where() + ": ranks make different calls (number " + std::to_string(epoch_) + " of this group): rank " +
-          std::to_string(rank()) + " " + format_call(call_, extent(rank())) + ", rank " + std::to_string(peer) + " " +
-          format_call(page(peer).calls[half], extent(peer)) + "; all ranks must call the same op with fitting shapes");
+  throw CollectiveFailure(FailureKind::kAborted,
+                          where() + ": ranks make different calls (number " + std::to_string(epoch_) +
+                              " of this group): rank " + std::to_string(rank()) + " " +
+                              format_call(call_, extent(rank())) + ", rank " + std::to_string(peer) + " " +
+                              format_call(page(peer).calls[half], extent(peer)) +
+                              "; all ranks must call the same op with fitting shapes");
 }
 
 }  // namespace interlace

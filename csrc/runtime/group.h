@@ -30,12 +30,12 @@ struct GroupOptions {
   std::string name;
   int rank = 0;
   int world_size = 1;
-  std::vector<int> pids;             // of every rank, for pidfds
-  double timeout_seconds = 300;      // how long a rank waits for a peer
-  bool oversubscribed = false;       // more waiting threads than cores: yield early
+  std::vector<int> pids;  // of every rank, for pidfds
+  double timeout_seconds = 300;  // how long a rank waits for a peer
+  bool oversubscribed = false;  // more waiting threads than cores: yield early
   uint32_t first_epoch = 0;
-  int64_t half_bytes = 0;            // first size of one half of the staging area
-  int64_t max_half_bytes = 0;        // calls that need more are cut into pieces
+  int64_t half_bytes = 0;  // first size of one half of the staging area
+  int64_t max_half_bytes = 0;  // calls that need more are cut into pieces
 };
 
 // Which way a call went; read by interlace.last_path().
@@ -80,9 +80,7 @@ class Group {
   // An argument error found before begin(): use up the epoch, so that peers in the same call raise and all go on.
   void refuse(const std::string& text) noexcept;
 
-  char* half(int peer) const {
-    return segments_[peer].base() + kControlBytes + parity(epoch_) * half_bytes_;
-  }
+  char* half(int peer) const { return segments_[peer].base() + kControlBytes + parity(epoch_) * half_bytes_; }
   void publish(Channel channel, uint32_t chunk);
   void wait(int peer, Channel channel, uint32_t chunk) {
     const uint32_t want = progress_word(epoch_, chunk);
@@ -93,9 +91,7 @@ class Group {
   // Wait until every peer has begun this epoch with the same call. Needed by calls whose work depends on extents.
   void meet();
   int64_t extent(int peer) const { return line_of(peer, Channel::kPartial).extent[parity(epoch_)]; }
-  int64_t split(int peer, int destination) const {
-    return page(peer).splits[parity(epoch_)][destination];
-  }
+  int64_t split(int peer, int destination) const { return page(peer).splits[parity(epoch_)][destination]; }
 
   // Make every rank's half at least `bytes` large. `bytes` must be equal on all ranks; uses epochs of its own when it
   // has to grow. Call outside begin()/finish().
@@ -115,7 +111,7 @@ class Group {
   }
   void first_contact(int peer);
   void advance();
-  void post(const Call& call, int64_t extent, const int64_t* splits);
+  void post(int64_t extent, const int64_t* splits);
   void wait_entered(int peer, uint32_t epoch);
   void wait_slowly(int peer, Channel channel, uint32_t want);
   struct Wait;
@@ -128,14 +124,15 @@ class Group {
   GroupOptions options_;
   std::vector<Segment> segments_;  // by rank, own included
   std::vector<int> pidfds_;
-  std::mutex mutex_;               // one call of a group at a time
+  std::mutex mutex_;  // one call of a group at a time
   uint32_t epoch_ = 0;
   bool in_call_ = false;
   int epochs_in_op_ = 0;
   int64_t half_bytes_ = 0;
-  bool met_[kMaxRanks] = {};            // first contact made in this epoch
+  bool met_[kMaxRanks] = {};  // first contact made in this epoch
   uint32_t entered_seen_[kMaxRanks] = {};  // latest epoch each peer is known to have entered
   Call call_;
+  uint64_t fingerprint_ = 0;
   uint32_t generation_ = fork_generation();
   std::string broken_;
 };
@@ -150,8 +147,12 @@ std::vector<std::string> group_names();
 void set_interrupt_check(bool (*check)());
 // Which way the ops of this thread shall go, and which way the last one went.
 enum class Backend : int { kAuto, kFused, kReference };
-Backend& backend();          // this thread's
+Backend& backend();  // this thread's
 Backend& default_backend();  // what a thread starts with
 Path& last_path();
+
+// The group when the op shall run on shared memory; null sends the call to torch.distributed and notes why. Throws
+// when the thread insists on shared memory and there is none.
+std::shared_ptr<Group> fused_group(Op op, const std::string& name);
 
 }  // namespace interlace

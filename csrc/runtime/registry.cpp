@@ -53,6 +53,21 @@ Path& last_path() {
   return path;
 }
 
+std::shared_ptr<Group> fused_group(Op op, const std::string& name) {
+  auto group = find_group(name);
+  if (group != nullptr && backend() != Backend::kReference) return group;
+  if (backend() == Backend::kFused) {
+    throw CollectiveFailure(FailureKind::kInvalid,
+                            std::string(op_name(op)) + ": interlace.backend(\"fused\") but group '" + name +
+                                "' has no symmetric memory; interlace.resolve(group).fallback says why");
+  }
+  last_path() = {op, "reference",
+                 group == nullptr ? "the group has no symmetric memory: torch.distributed"
+                                  : "interlace.backend(\"reference\"): torch.distributed",
+                 false};
+  return nullptr;
+}
+
 std::vector<std::string> group_names() {
   const std::lock_guard lock(registry().mutex);
   std::vector<std::string> names;

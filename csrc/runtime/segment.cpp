@@ -126,7 +126,8 @@ int64_t available_memory() {
     }
     file.ignore(64, '\n');
   }
-  available = std::min(available, cgroup_available("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"));
+  available =
+      std::min(available, cgroup_available("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"));
   return std::min(available, cgroup_available("/sys/fs/cgroup/memory/memory.limit_in_bytes",
                                               "/sys/fs/cgroup/memory/memory.usage_in_bytes"));
 }

@@ -25,7 +25,8 @@ constexpr int kSpins = 20000;
 // with more waiters than cores a spinning rank keeps the one it waits for from running
 constexpr int kSpinsOversubscribed = 64;
 constexpr double kYieldSeconds = 1e-3;
-constexpr long kSliceNanoseconds = 20'000'000;  // how often a sleeper looks at the deadline, the peer, signals
+constexpr long kSliceNanoseconds =
+    20'000'000;  // how often a sleeper looks at the deadline, the peer, signals
 
 std::atomic<bool (*)()> interrupt_check{nullptr};
 std::atomic<uint32_t> fork_count{0};  // how many forks lie between the first process and this one
@@ -123,7 +124,7 @@ void Group::check_liveness(const Wait& wait, double waited) {
   const uint32_t half = parity(epoch_);
   // a peer that makes another call may never reach the chunk waited for
   if (wait.progress && !met_[wait.peer] && reached(entry.entered.load(std::memory_order_acquire), epoch_) &&
-      entry.fingerprint[half] != call_.fingerprint() && page(wait.peer).calls[half].op != Op::kRefused) {
+      entry.fingerprint[half] != fingerprint_ && page(wait.peer).calls[half].op != Op::kRefused) {
     fail_mismatch(wait.peer);
   }
   const std::string peer = "rank " + std::to_string(wait.peer);
@@ -137,17 +138,20 @@ void Group::check_liveness(const Wait& wait, double waited) {
     throw CollectiveFailure(FailureKind::kAborted, where() + ": " + peer + " has left the group");
   }
   if (auto check = interrupt_check.load(); check != nullptr && check()) {
-    throw CollectiveFailure(FailureKind::kInterrupted, where() + ": interrupted by a signal while waiting for " + peer);
+    throw CollectiveFailure(FailureKind::kInterrupted,
+                            where() + ": interrupted by a signal while waiting for " + peer);
   }
   if (waited > options_.timeout_seconds) {
     const uint32_t seen = wait.seen();
     std::string text = where() + ": waited " + std::to_string(waited).substr(0, 5) + " s for " + peer;
     if (wait.progress) {
-      text += ", chunk " + std::to_string(chunk_of(wait.want)) + ": wanted epoch " + std::to_string(epoch_) + " (word " +
-              std::to_string(wait.want) + "), seen word " + std::to_string(seen) + " (epoch " +
-              std::to_string(entry.entered.load()) + " entered, chunk " + std::to_string(chunk_of(seen)) + ")";
+      text += ", chunk " + std::to_string(chunk_of(wait.want)) + ": wanted epoch " + std::to_string(epoch_) +
+              " (word " + std::to_string(wait.want) + "), seen word " + std::to_string(seen) + " (epoch " +
+              std::to_string(entry.entered.load()) + " entered, chunk " + std::to_string(chunk_of(seen)) +
+              ")";
     } else {
-      text += " to begin, chunk 0: wanted epoch " + std::to_string(wait.want) + ", seen epoch " + std::to_string(seen);
+      text += " to begin, chunk 0: wanted epoch " + std::to_string(wait.want) + ", seen epoch " +
+              std::to_string(seen);
     }
     throw CollectiveFailure(FailureKind::kTimeout,
                             text + "; is that rank still running? INTERLACE_TIMEOUT sets the limit");

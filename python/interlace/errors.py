@@ -15,6 +15,9 @@ class CollectiveAborted(RuntimeError):
     """A peer refused, failed, died or made a different call; the text says which one and why."""
 
 
+_KINDS: tuple[type[Exception], ...] = (CollectiveTimeout, CollectiveAborted, ValueError, TypeError)
+
+
 def translated(error: RuntimeError) -> Exception:
     """The exception for an op's RuntimeError: kernels can raise no other type, so its text begins with the class.
 
@@ -23,8 +26,9 @@ def translated(error: RuntimeError) -> Exception:
     text = str(error)
     if "CollectiveInterrupted: " in text:
         _C.raise_pending()  # KeyboardInterrupt, or what the user's signal handler raised
-    for kind in (CollectiveTimeout, CollectiveAborted):
-        prefix = f"{kind.__name__}: "
-        if prefix in text and not isinstance(error, kind):
-            return kind(text[text.index(prefix) + len(prefix) :])
-    return error
+    # the first class named is this rank's; a relayed text may name the peer's class further on
+    found = [(text.index(f"{kind.__name__}: "), kind) for kind in _KINDS if f"{kind.__name__}: " in text]
+    if not found or type(error) is not RuntimeError:
+        return error
+    begin, kind = min(found, key=lambda pair: pair[0])
+    return kind(text[begin + len(kind.__name__) + 2 :])

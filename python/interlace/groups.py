@@ -6,6 +6,7 @@ schema breaks tracing); modules keep the name, so they can be copied, pickled an
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -59,7 +60,9 @@ def _process_group(group: Group) -> dist.ProcessGroup:
     if isinstance(group, dist.ProcessGroup):
         return group
     if group is dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError("interlace: this rank is not in the group; call the op only on the ranks of the group")
+        raise ValueError(
+            "interlace: this rank is not in the group; call the op only on the ranks of the group"
+        )
     raise TypeError(
         f"interlace: group is a {type(group).__name__}; expected ProcessGroup, one-axis DeviceMesh, group name or None"
     )
@@ -92,10 +95,16 @@ def init(
     workspace per rank. first_epoch: where the epoch counter starts (tests of the wrap-around). Raises ValueError
     when the group has been set up already: `destroy` it first.
     """
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"interlace.init: timeout={timeout}; expected seconds > 0")
+    if workspace_bytes is not None and workspace_bytes <= 0:
+        raise ValueError(f"interlace.init: workspace_bytes={workspace_bytes}; expected bytes > 0")
     process_group = _process_group(group)
     known = _process_groups.get(process_group.group_name)
     if known is not None and known() is process_group:
-        raise ValueError(f"interlace: group {process_group.group_name!r} is set up already; call interlace.destroy first")
+        raise ValueError(
+            f"interlace: group {process_group.group_name!r} is set up already; call interlace.destroy first"
+        )
     return _set_up(process_group, timeout=timeout, workspace_bytes=workspace_bytes, first_epoch=first_epoch)
 
 
@@ -115,6 +124,10 @@ def _set_up(
     if world_size > 1:
         fallback = symmetric_memory.rendezvous(
             process_group, timeout=timeout, workspace_bytes=workspace_bytes, first_epoch=first_epoch
+        )
+    if fallback and rank == 0:
+        warnings.warn(
+            f"interlace: group {name!r} runs on torch.distributed, nothing is fused: {fallback}", stacklevel=4
         )
     info = GroupInfo(name=name, rank=rank, world_size=world_size, fallback=fallback)
     _registry[name] = info

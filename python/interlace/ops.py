@@ -10,16 +10,28 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, _C
+from torch import _C, Tensor
 
-from . import _native, reference  # noqa: F401  (loads the schemas)
+from . import reference
+from ._native import _C as native
 from .groups import resolve
 
-__all__ = ["CAST_OPS", "OPS"]
+__all__ = ["CAST_OPS", "OPS", "routed"]
 
 OPS = torch.ops.interlace
 CAST_OPS = ("all_gather_gemm", "gemm_reduce_scatter", "gemm_all_reduce", "column_gemm")
 _LIB = torch.library.Library("interlace", "IMPL")
+
+
+def routed(op: torch._ops.OpOverload, group_name: str) -> torch._ops.OpOverload:
+    """The op, or its twin in torch.distributed when the group or `interlace.backend` says so.
+
+    The C++ kernels know the way too; going from here keeps the text of errors, which the stable ABI loses.
+    """
+    name = op._opname
+    if name == "column_gemm" or native.is_fused(name, group_name):
+        return op
+    return getattr(OPS, f"{name}_reference").default
 
 
 def _scattered(shape: Sequence[int], dim: int, group_name: str) -> list[int]:
@@ -73,12 +85,18 @@ def _gemm_all_reduce(
 
 
 def _column_gemm(
-    x: Tensor, weights: list[Tensor], biases: list[Tensor | None], group_name: str, packed_rows: Sequence[int] = ()
+    x: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    group_name: str,
+    packed_rows: Sequence[int] = (),
 ) -> list[Tensor]:
     return [x.new_empty([*x.shape[:-1], n]) for n in _rows(weights, packed_rows)]
 
 
-def _sum_gemm_reduce_scatter(xs: list[Tensor], weights: list[Tensor], scatter_dim: int, group_name: str) -> Tensor:
+def _sum_gemm_reduce_scatter(
+    xs: list[Tensor], weights: list[Tensor], scatter_dim: int, group_name: str
+) -> Tensor:
     return xs[0].new_empty(_scattered([*xs[0].shape[:-1], weights[0].shape[0]], scatter_dim, group_name))
 
 
@@ -94,12 +112,18 @@ def _all_gather(x: Tensor, dim: int, group_name: str, gather_size: int | None = 
     return x.new_empty(_gathered(x.shape, dim, group_name, gather_size))
 
 
-def _reduce_scatter(x: Tensor, dim: int, group_name: str) -> Tensor:
-    return x.new_empty(_scattered(x.shape, dim, group_name))
+def _reduce_scatter(x: Tensor, dim: int, group_name: str, length: int | None = None) -> Tensor:
+    shape = _scattered(x.shape, dim, group_name)
+    if length is not None:
+        shape[dim] = length
+    return x.new_empty(shape)
 
 
 def _all_to_all(
-    x: Tensor, output_split_sizes: Sequence[int] | None, input_split_sizes: Sequence[int] | None, group_name: str
+    x: Tensor,
+    output_split_sizes: Sequence[int] | None,
+    input_split_sizes: Sequence[int] | None,
+    group_name: str,
 ) -> Tensor:
     rows = x.shape[0] if output_split_sizes is None else sum(output_split_sizes)
     return x.new_empty([rows, *x.shape[1:]])
@@ -149,18 +173,13 @@ def _autocast_kernel(op: torch._ops.OpOverload, device_type: str, key: _C.Dispat
 
 
 def _sum_all_reduce(xs: list[Tensor], weights: list[Tensor], group_name: str) -> Tensor:
-    return reference.all_reduce(_sum_of_products(xs, weights), group_name)
+    return reference.all_reduce(reference.sum_of_products(xs, weights), group_name).to(xs[0].dtype)
 
 
 def _sum_reduce_scatter(xs: list[Tensor], weights: list[Tensor], scatter_dim: int, group_name: str) -> Tensor:
-    return reference.reduce_scatter(_sum_of_products(xs, weights), scatter_dim, group_name)
-
-
-def _sum_of_products(xs: list[Tensor], weights: list[Tensor]) -> Tensor:
-    total = F.linear(xs[0], weights[0])
-    for x, weight in zip(xs[1:], weights[1:], strict=True):
-        total = total + F.linear(x, weight)
-    return total
+    return reference.reduce_scatter(reference.sum_of_products(xs, weights), scatter_dim, group_name).to(
+        xs[0].dtype
+    )
 
 
 def _plain(weight: Tensor, rows: int | None, x: Tensor) -> Tensor:
@@ -168,10 +187,14 @@ def _plain(weight: Tensor, rows: int | None, x: Tensor) -> Tensor:
 
 
 def _plain_list(weights: list[Tensor], packed_rows: Sequence[int], depth_of: Tensor) -> list[Tensor]:
-    return [_plain(w, n, depth_of) for w, n in zip(weights, packed_rows or [None] * len(weights), strict=True)]
+    return [
+        _plain(w, n, depth_of) for w, n in zip(weights, packed_rows or [None] * len(weights), strict=True)
+    ]
 
 
-def _reference_all_gather_gemm(x, weights, biases, dim, group_name, return_gathered, size=None, packed_rows=()):
+def _reference_all_gather_gemm(
+    x, weights, biases, dim, group_name, return_gathered, size=None, packed_rows=()
+):
     plain = _plain_list(weights, packed_rows, x)
     return reference.all_gather_gemm(x, plain, biases, dim, group_name, return_gathered, size)
 

@@ -62,7 +62,9 @@ class PackedWeight(Tensor):
         return ["panels"], (self.shape[0], self.shape[1], self.dtype)
 
     @staticmethod
-    def __tensor_unflatten__(inner: dict[str, Tensor], context: Any, outer_size: Any, outer_stride: Any) -> PackedWeight:
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor], context: Any, outer_size: Any, outer_stride: Any
+    ) -> PackedWeight:
         return PackedWeight(inner["panels"], *context)
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -110,11 +112,18 @@ def _plain_in_state_dict(module: nn.Module, state: dict[str, Any], prefix: str, 
 
 
 def _can_pack(weight: Tensor | None) -> bool:
-    if weight is None or weight.requires_grad or weight.device.type != "cpu" or isinstance(weight, PackedWeight):
+    if (
+        weight is None
+        or weight.requires_grad
+        or weight.device.type != "cpu"
+        or isinstance(weight, PackedWeight)
+    ):
         return False
     _, float32_tiles, bfloat16_tiles, _ = _OPS.engine_info()
     # fp16 is multiplied as fp32: packing would double it
-    return (weight.dtype is torch.float32 and float32_tiles) or (weight.dtype is torch.bfloat16 and bfloat16_tiles)
+    return (weight.dtype is torch.float32 and float32_tiles) or (
+        weight.dtype is torch.bfloat16 and bfloat16_tiles
+    )
 
 
 def _replace(model: nn.Module, wanted: Callable[[nn.Module], bool], make: Callable[[Tensor], Tensor]) -> None:
@@ -152,6 +161,8 @@ def pack_weights(model: Model) -> Model:
 def unpack_weights(model: Model) -> Model:
     """The inverse of `pack_weights`: plain weights everywhere, for training them."""
     _replace(
-        model, lambda module: isinstance(getattr(module, "weight", None), PackedWeight), lambda weight: weight.unpack()
+        model,
+        lambda module: isinstance(getattr(module, "weight", None), PackedWeight),
+        lambda weight: weight.unpack(),
     )
     return model

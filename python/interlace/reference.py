@@ -23,6 +23,7 @@ __all__ = [
     "gemm_all_reduce",
     "gemm_reduce_scatter",
     "reduce_scatter",
+    "sum_of_products",
 ]
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -34,7 +35,9 @@ def chunk_range(size: int, world_size: int, rank: int) -> tuple[int, int]:
     return min(size, rank * step), min(size, (rank + 1) * step)
 
 
-def _gather_sizes(local: int, pg: dist.ProcessGroup, world_size: int, device: torch.device, total: int | None) -> list[int]:
+def _gather_sizes(
+    local: int, pg: dist.ProcessGroup, world_size: int, device: torch.device, total: int | None
+) -> list[int]:
     if total is not None:
         return [end - begin for begin, end in (chunk_range(total, world_size, r) for r in range(world_size))]
     mine = torch.tensor([local], dtype=torch.int64, device=device)
@@ -51,7 +54,7 @@ def all_gather(x: Tensor, dim: int, group_name: str, gather_size: int | None = N
     rows = x.movedim(dim, 0).contiguous()
     longest = max(sizes)
     if rows.shape[0] < longest:
-        rows = F.pad(rows.flatten(1), (0, 0, 0, longest - rows.shape[0])).view(longest, *rows.shape[1:])
+        rows = torch.cat([rows, rows.new_zeros(longest - rows.shape[0], *rows.shape[1:])])
     parts = [torch.empty_like(rows) for _ in range(world_size)]
     if rows.numel():
         dist.all_gather(parts, rows, group=pg)
@@ -68,16 +71,25 @@ def all_reduce(x: Tensor, group_name: str) -> Tensor:
     return out.to(x.dtype)
 
 
-def reduce_scatter(x: Tensor, dim: int, group_name: str) -> Tensor:
-    """x [.., S, ..] -> this rank's chunk of the sum over ranks along `dim`."""
+def reduce_scatter(x: Tensor, dim: int, group_name: str, length: int | None = None) -> Tensor:
+    """x [.., S, ..] -> this rank's part of the sum over ranks along `dim`: its chunk, or its `length` in rank order."""
     pg = _resolve_process_group(group_name)
     begin, end = chunk_range(x.shape[dim], pg.size(), pg.rank())
+    if length is not None:
+        sizes = _gather_sizes(length, pg, pg.size(), x.device, None)
+        begin = sum(sizes[: pg.rank()])
+        end = begin + length
     # gloo's reduce_scatter is slower than all_reduce + slice from 4 MB on, and takes even shards only
-    return all_reduce(x, group_name).narrow(dim, begin, end - begin).contiguous()
+    return (
+        all_reduce(x, group_name).narrow(dim, begin, end - begin).clone(memory_format=torch.contiguous_format)
+    )
 
 
 def all_to_all(
-    x: Tensor, output_split_sizes: Sequence[int] | None, input_split_sizes: Sequence[int] | None, group_name: str
+    x: Tensor,
+    output_split_sizes: Sequence[int] | None,
+    input_split_sizes: Sequence[int] | None,
+    group_name: str,
 ) -> Tensor:
     """x [S, ..] cut along dim 0; part r goes to rank r; the parts received are stacked in rank order."""
     pg = _resolve_process_group(group_name)
@@ -106,19 +118,38 @@ def all_gather_gemm(
     return (x if return_gathered else x.new_empty(0)), outs
 
 
+def _partial(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ W^T, in fp32 for half precision: a partial sum that is rounded before it is added costs accuracy."""
+    if x.dtype not in _HALF:
+        return F.linear(x, weight)
+    if x.is_cuda:
+        return torch.mm(x.flatten(0, -2), weight.t(), out_dtype=torch.float32).view(*x.shape[:-1], -1)
+    return F.linear(x.float(), weight.float())
+
+
+def sum_of_products(xs: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """Sum of x_i @ W_i^T, in fp32 for half precision."""
+    total = _partial(xs[0], weights[0])
+    for x, weight in zip(xs[1:], weights[1:], strict=True):
+        total = total + _partial(x, weight)
+    return total
+
+
 def gemm_all_reduce(x: Tensor, weight: Tensor, bias: Tensor | None, group_name: str) -> Tensor:
     """Sum over ranks of x @ W^T, plus the bias once."""
-    out = all_reduce(F.linear(x, weight), group_name)
-    return out if bias is None else out + bias
+    out = all_reduce(_partial(x, weight), group_name)
+    return (out if bias is None else out + bias).to(x.dtype)
 
 
-def gemm_reduce_scatter(x: Tensor, weight: Tensor, bias: Tensor | None, scatter_dim: int, group_name: str) -> Tensor:
+def gemm_reduce_scatter(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scatter_dim: int, group_name: str
+) -> Tensor:
     """This rank's chunk along `scatter_dim` of the sum over ranks of x @ W^T, plus the bias once."""
-    out = reduce_scatter(F.linear(x, weight), scatter_dim, group_name)
-    if bias is None:
-        return out
-    if scatter_dim % x.dim() == x.dim() - 1:
-        pg = _resolve_process_group(group_name)
-        begin, end = chunk_range(bias.shape[0], pg.size(), pg.rank())
-        bias = bias[begin:end]
-    return out + bias
+    out = reduce_scatter(_partial(x, weight), scatter_dim, group_name)
+    if bias is not None:
+        if scatter_dim % x.dim() == x.dim() - 1:
+            pg = _resolve_process_group(group_name)
+            begin, end = chunk_range(bias.shape[0], pg.size(), pg.rank())
+            bias = bias[begin:end]
+        out = out + bias
+    return out.to(x.dtype)

@@ -133,7 +133,9 @@ def _agreed(process_group: dist.ProcessGroup, name: str) -> Iterator[None]:
         yield
     except Exception as caught:
         error = caught
-    failures = {r: text for r, text in enumerate(_exchange(process_group, str(error) if error else "")) if text}
+    failures = {
+        r: text for r, text in enumerate(_exchange(process_group, str(error) if error else "")) if text
+    }
     if failures:
         _C.leave_group(name)
         rank, text = next(iter(failures.items()))
@@ -148,7 +150,11 @@ def _why_not_shared(members: list[_Member]) -> str:
         return f"the ranks are on {len(hosts)} hosts (or containers with namespaces of their own)"
     first = members[0]
     for rank, member in enumerate(members):
-        if (member.half, member.max_half, member.first_epoch) != (first.half, first.max_half, first.first_epoch):
+        if (member.half, member.max_half, member.first_epoch) != (
+            first.half,
+            first.max_half,
+            first.first_epoch,
+        ):
             raise ValueError(
                 f"interlace.init: rank {rank} asks for another workspace or first_epoch than rank 0; "
                 "pass the same values (and the same INTERLACE_* variables) on every rank"
@@ -208,6 +214,10 @@ def _send(call: socket.socket, token: bytes, rank: int, descriptor: int) -> None
 
 def _receive(call: socket.socket, token: bytes) -> tuple[int, int]:
     message, descriptors, _, _ = socket.recv_fds(call, _TOKEN_BYTES + 4, 1, socket.MSG_CMSG_CLOEXEC)
-    if len(message) != _TOKEN_BYTES + 4 or not secrets.compare_digest(message[:_TOKEN_BYTES], token) or not descriptors:
+    if (
+        len(message) != _TOKEN_BYTES + 4
+        or not secrets.compare_digest(message[:_TOKEN_BYTES], token)
+        or not descriptors
+    ):
         raise RuntimeError("a process that is not of this group answered on its socket")
     return struct.unpack("<i", message[_TOKEN_BYTES:])[0], descriptors[0]

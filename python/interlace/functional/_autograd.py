@@ -10,20 +10,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, _C
+from torch import _C, Tensor
 
 from ..errors import translated
+from ..ops import routed
 
 __all__ = ["below_autograd", "register", "requires_grad", "will_need"]
 
 _LIB = torch.library.Library("interlace", "IMPL")
 
 
-def below_autograd(op: torch._ops.OpOverload, keyset: Any, *args: Any) -> Any:
-    """Call the op's own kernel, under the Autograd key."""
+def below_autograd(op: torch._ops.OpOverload, keyset: Any, group_name: str, *args: Any) -> Any:
+    """Call the op's own kernel, under the Autograd key, or its twin in torch.distributed (see `routed`)."""
     try:
         with _C._AutoDispatchBelowAutograd():
-            return op.redispatch(keyset & _C._after_autograd_keyset, *args)
+            return routed(op, group_name).redispatch(keyset & _C._after_autograd_keyset, *args)
     except RuntimeError as error:
         raise translated(error) from None
 

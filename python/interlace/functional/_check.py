@@ -10,8 +10,9 @@ from torch import Tensor
 
 from .. import symmetric_memory
 from ..groups import GroupInfo
+from ..reference import chunk_range
 
-__all__ = ["check_dim", "check_product", "check_splits"]
+__all__ = ["check_dim", "check_gather_size", "check_product", "check_splits"]
 
 
 def refuse(info: GroupInfo, error: type[Exception], text: str) -> NoReturn:
@@ -27,16 +28,30 @@ def check_dim(op: str, what: str, dim: int, ndim: int, info: GroupInfo) -> None:
 
 
 def check_product(
-    op: str, x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], info: GroupInfo
+    op: str,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    info: GroupInfo,
+    inner_is_gathered: bool,
 ) -> None:
-    """x [.., K], weights [N_i, K], biases [N_i] or None, one dtype (autocast casts) and one device."""
+    """x [.., K], weights [N_i, K], biases [N_i] or None, one dtype (autocast casts) and one device.
+
+    inner_is_gathered: K of the weights is that of the gathered x, which this rank does not know yet.
+    """
     if x.dim() < 1:
         refuse(info, ValueError, f"{op}: x is a scalar; expected [.., K]")
+    if not weights:
+        refuse(info, ValueError, f"{op}: the list of weights is empty; give at least one")
     if len(biases) != len(weights):
-        refuse(info, ValueError, f"{op}: {len(weights)} weights but {len(biases)} biases; give None where there is none")
+        refuse(
+            info,
+            ValueError,
+            f"{op}: {len(weights)} weights but {len(biases)} biases; give None where there is none",
+        )
     autocast = torch.is_autocast_enabled(x.device.type)
     for weight, bias in zip(weights, biases, strict=True):
-        if weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
+        if weight.dim() != 2 or (weight.shape[1] != x.shape[-1] and not inner_is_gathered):
             refuse(
                 info,
                 ValueError,
@@ -48,7 +63,9 @@ def check_product(
             if tensor is None:
                 continue
             if tensor.device.type != x.device.type:
-                refuse(info, ValueError, f"{op}: x is on {x.device}, {name} on {tensor.device}; move one of them")
+                refuse(
+                    info, ValueError, f"{op}: x is on {x.device}, {name} on {tensor.device}; move one of them"
+                )
             if tensor.dtype != x.dtype and not autocast:
                 refuse(
                     info,
@@ -57,6 +74,20 @@ def check_product(
                 )
     if not x.is_floating_point():
         refuse(info, TypeError, f"{op}: x is {x.dtype}; expected float32, bfloat16, float16 or float64")
+
+
+def check_gather_size(op: str, x: Tensor, dim: int, gather_size: int | None, info: GroupInfo) -> None:
+    """gather_size is the total along `dim`; this rank must hold its chunk of it."""
+    if gather_size is None:
+        return
+    begin, end = chunk_range(gather_size, info.world_size, info.rank)
+    if x.shape[dim] != end - begin:
+        refuse(
+            info,
+            ValueError,
+            f"{op}: gather_size={gather_size} gives rank {info.rank} of {info.world_size} {end - begin} of dim {dim}, "
+            f"x has {x.shape[dim]}; pass the total length, cut as torch.chunk does",
+        )
 
 
 def check_splits(
@@ -75,4 +106,8 @@ def check_splits(
         elif len(sizes) != info.world_size or any(s < 0 for s in sizes):
             refuse(info, ValueError, f"{op}: {name}={list(sizes)}; expected {info.world_size} sizes >= 0")
     if inputs is not None and sum(inputs) != x.shape[0]:
-        refuse(info, ValueError, f"{op}: input_split_sizes={list(inputs)} add up to {sum(inputs)}, x has {x.shape[0]} rows")
+        refuse(
+            info,
+            ValueError,
+            f"{op}: input_split_sizes={list(inputs)} add up to {sum(inputs)}, x has {x.shape[0]} rows",
+        )

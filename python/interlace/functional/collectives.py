@@ -10,12 +10,14 @@ from torch import Tensor
 
 from ..groups import Group, resolve
 from ..ops import OPS
-from ..reference import chunk_range
 from ._autograd import below_autograd, register, requires_grad
-from ._check import check_dim, check_splits
-from ._sizes import gathered_sizes
+from ._check import check_dim, check_gather_size, check_splits
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
+
+
+def _group_name(args: Sequence[Any]) -> str:
+    return next(a for a in args if isinstance(a, str))
 
 
 class _Collective(torch.autograd.Function):
@@ -24,7 +26,7 @@ class _Collective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, keyset: Any, op: Any, adjoint: Any, x: Tensor, *args: Any):
         ctx.adjoint, ctx.shape, ctx.args = adjoint, x.shape, args
-        return below_autograd(op, keyset, x, *args)
+        return below_autograd(op, keyset, _group_name(args), x, *args)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor):
@@ -37,33 +39,37 @@ def _differentiable(name: str, adjoint: Any) -> None:
     def kernel(keyset: Any, x: Tensor, *args: Any) -> Tensor:
         if requires_grad(x):
             return _Collective.apply(keyset, op, adjoint, x, *args)
-        return below_autograd(op, keyset, x, *args)
+        return below_autograd(op, keyset, _group_name(args), x, *args)
 
     register(name, kernel)
 
 
-def _adjoint_of_all_gather(grad: Tensor, shape: torch.Size, dim: int, group_name: str, size: int | None = None) -> Tensor:
-    if size is None and not torch.compiler.is_compiling():
-        # whether the shards were torch.chunk's must be decided from what every rank knows, not from this rank's length
-        sizes = gathered_sizes(shape[dim], group_name)
-        rank, world_size = resolve(group_name).rank, len(sizes)
-        chunks = [chunk_range(sum(sizes), world_size, r) for r in range(world_size)]
-        if sizes != [end - begin for begin, end in chunks]:
-            return OPS.all_reduce(grad, group_name).narrow(dim, sum(sizes[:rank]), shape[dim]).contiguous()
-    return OPS.reduce_scatter(grad, dim, group_name)
+def _adjoint_of_all_gather(
+    grad: Tensor, shape: torch.Size, dim: int, group_name: str, size: int | None = None
+) -> Tensor:
+    # without the total, shards may be of any length: the op exchanges them, no rank may guess from its own
+    return OPS.reduce_scatter(grad, dim, group_name, shape[dim] if size is None else None)
+
+
+def _adjoint_of_reduce_scatter(
+    grad: Tensor, shape: torch.Size, dim: int, group_name: str, length: int | None = None
+) -> Tensor:
+    return OPS.all_gather(grad, dim, group_name, shape[dim] if length is None else None)
 
 
 def _adjoint_of_all_to_all(
-    grad: Tensor, shape: torch.Size, outputs: Sequence[int] | None, inputs: Sequence[int] | None, group_name: str
+    grad: Tensor,
+    shape: torch.Size,
+    outputs: Sequence[int] | None,
+    inputs: Sequence[int] | None,
+    group_name: str,
 ) -> Tensor:
     return OPS.all_to_all(grad, inputs, outputs, group_name)
 
 
 _differentiable("all_reduce", lambda grad, shape, group_name: OPS.all_reduce(grad, group_name))
 _differentiable("all_gather", _adjoint_of_all_gather)
-_differentiable(
-    "reduce_scatter", lambda grad, shape, dim, group_name: OPS.all_gather(grad, dim, group_name, shape[dim])
-)
+_differentiable("reduce_scatter", _adjoint_of_reduce_scatter)
 _differentiable("all_to_all", _adjoint_of_all_to_all)
 
 
@@ -85,6 +91,7 @@ def all_gather(x: Tensor, *, group: Group, dim: int = 0, gather_size: int | None
     """
     info = resolve(group)
     check_dim("all_gather", "dim", dim, x.dim(), info)
+    check_gather_size("all_gather", x, dim, gather_size, info)
     return OPS.all_gather(x, dim, info.name, gather_size) if info.world_size > 1 else x.clone()
 
 
@@ -112,4 +119,8 @@ def all_to_all(
     """
     info = resolve(group)
     check_splits("all_to_all", x, output_split_sizes, input_split_sizes, info)
-    return OPS.all_to_all(x, output_split_sizes, input_split_sizes, info.name) if info.world_size > 1 else x.clone()
+    return (
+        OPS.all_to_all(x, output_split_sizes, input_split_sizes, info.name)
+        if info.world_size > 1
+        else x.clone()
+    )

@@ -14,14 +14,19 @@ from ._weights import plain_weights
 __all__: list[str] = []
 
 
+def _matrix(x: Tensor) -> Tensor:
+    """x [.., C] -> [rows, C]; flatten and not reshape, which cannot tell the rows of an empty tensor."""
+    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+
+
 def weight_gradient(grad_out: Tensor, x: Tensor) -> Tensor:
     """grad_out [.., N], x [.., K] -> [N, K]: the product over all leading dims."""
-    return grad_out.reshape(-1, grad_out.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+    return _matrix(grad_out).t() @ _matrix(x)
 
 
 def bias_gradient(grad_out: Tensor) -> Tensor:
     """grad_out [.., N] -> [N]: the sum over all leading dims."""
-    return grad_out.reshape(-1, grad_out.shape[-1]).sum(0)
+    return _matrix(grad_out).sum(0)
 
 
 def _input_gradient(grad_outs: list[Tensor], weights: list[Tensor]) -> Tensor:
@@ -31,7 +36,9 @@ def _input_gradient(grad_outs: list[Tensor], weights: list[Tensor]) -> Tensor:
     return total
 
 
-def reduce_scatter_input_gradient(grad_outs: list[Tensor], weights: list[Tensor], dim: int, group_name: str) -> Tensor:
+def reduce_scatter_input_gradient(
+    grad_outs: list[Tensor], weights: list[Tensor], dim: int, group_name: str
+) -> Tensor:
     """This rank's chunk of the sum over ranks and weights of grad_out @ W."""
     if len(weights) == 1:
         return OPS.gemm_reduce_scatter(grad_outs[0], weights[0].t(), None, dim, group_name)
@@ -42,7 +49,9 @@ def reduce_scatter_input_gradient(grad_outs: list[Tensor], weights: list[Tensor]
 
 def all_reduce_input_gradient(grad_outs: list[Tensor], weights: list[Tensor], group_name: str) -> Tensor:
     """The sum over ranks and weights of grad_out @ W."""
-    if torch.is_grad_enabled():  # create_graph: gemm_all_reduce takes its own gradient as replicated, ours is not
+    if (
+        torch.is_grad_enabled()
+    ):  # create_graph: gemm_all_reduce takes its own gradient as replicated, ours is not
         return OPS.all_reduce(_input_gradient(grad_outs, weights), group_name)
     if len(weights) == 1:
         return OPS.gemm_all_reduce(grad_outs[0], weights[0].t(), None, group_name)
@@ -61,12 +70,14 @@ class _AllGatherGemm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, keyset: Any, options: tuple, packed_rows: list[int], x: Tensor, *tensors: Tensor | None):
+    def forward(
+        ctx: Any, keyset: Any, options: tuple, packed_rows: list[int], x: Tensor, *tensors: Tensor | None
+    ):
         n = len(tensors) // 2
         weights, biases = list(tensors[:n]), list(tensors[n:])
         gather_dim, group_name, return_gathered, gather_size = options
         gathered, outs = below_autograd(
-            OPS.all_gather_gemm.default, keyset, x, weights, biases, *options, packed_rows
+            OPS.all_gather_gemm.default, keyset, group_name, x, weights, biases, *options, packed_rows
         )
         ctx.set_materialize_grads(False)
         ctx.options, ctx.packed_rows = options, packed_rows
@@ -116,17 +127,23 @@ def _all_gather_gemm(
     if requires_grad(x, *weights, *biases):
         gathered, *outs = _AllGatherGemm.apply(keyset, options, packed, x, *weights, *biases)
         return gathered, outs
-    return below_autograd(OPS.all_gather_gemm.default, keyset, x, weights, biases, *options, packed)
+    return below_autograd(
+        OPS.all_gather_gemm.default, keyset, group_name, x, weights, biases, *options, packed
+    )
 
 
 class _ColumnGemm(torch.autograd.Function):
     """Y_i = X W_i^T + b_i, all local; dX = all_reduce(sum_i dY_i W_i), dW_i = dY_i^T X, db_i = sum dY_i."""
 
     @staticmethod
-    def forward(ctx: Any, keyset: Any, group_name: str, packed_rows: list[int], x: Tensor, *tensors: Tensor | None):
+    def forward(
+        ctx: Any, keyset: Any, group_name: str, packed_rows: list[int], x: Tensor, *tensors: Tensor | None
+    ):
         n = len(tensors) // 2
         weights, biases = list(tensors[:n]), list(tensors[n:])
-        outs = below_autograd(OPS.column_gemm.default, keyset, x, weights, biases, group_name, packed_rows)
+        outs = below_autograd(
+            OPS.column_gemm.default, keyset, group_name, x, weights, biases, group_name, packed_rows
+        )
         ctx.set_materialize_grads(False)
         ctx.group_name, ctx.packed_rows = group_name, packed_rows
         ctx.has_bias = [b is not None for b in biases]
@@ -164,7 +181,7 @@ def _column_gemm(
     packed = list(packed_rows or [])
     if requires_grad(x, *weights, *biases):
         return list(_ColumnGemm.apply(keyset, group_name, packed, x, *weights, *biases))
-    return below_autograd(OPS.column_gemm.default, keyset, x, weights, biases, group_name, packed)
+    return below_autograd(OPS.column_gemm.default, keyset, group_name, x, weights, biases, group_name, packed)
 
 
 register("all_gather_gemm", _all_gather_gemm)

@@ -7,13 +7,13 @@ from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, _C
+from torch import _C, Tensor
 
 from ..errors import translated
 from ..groups import Group, GroupInfo, resolve
-from ..ops import OPS
+from ..ops import OPS, routed
 from . import column, row  # noqa: F401  (register the gradients)
-from ._check import check_dim, check_product
+from ._check import check_dim, check_gather_size, check_product
 from ._weights import op_weights
 
 __all__ = ["all_gather_linear", "column_linear", "linear_all_reduce", "linear_reduce_scatter"]
@@ -21,37 +21,55 @@ __all__ = ["all_gather_linear", "column_linear", "linear_all_reduce", "linear_re
 Biases = Sequence[Tensor | None]
 
 
-def _call(op: torch._ops.OpOverload, *args: Any) -> Any:
+def _call(op: torch._ops.OpOverload, group_name: str, *args: Any) -> Any:
     """Call an op. Without gradients the Autograd kernel, which is Python, is skipped: that is most of the overhead."""
     try:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return op(*args)
         with _C._AutoDispatchBelowAutograd():
-            return op(*args)
+            return routed(op, group_name)(*args)
     except RuntimeError as error:
         raise translated(error) from None
 
 
 def _lists(
-    op: str, x: Tensor, weight: Tensor | Sequence[Tensor], bias: Tensor | Biases | None, info: GroupInfo
+    op: str,
+    x: Tensor,
+    weight: Tensor | Sequence[Tensor],
+    bias: Tensor | Biases | None,
+    info: GroupInfo,
+    *,
+    inner_is_gathered: bool = False,
 ) -> tuple[list[Tensor], list[Tensor | None], list[int]]:
     if isinstance(weight, Tensor):
         weights, biases = [weight], [bias]
     else:
         weights = list(weight)
         biases = [None] * len(weights) if bias is None else list(bias)
-    check_product(op, x, weights, biases, info)
+    check_product(op, x, weights, biases, info, inner_is_gathered)
     weights, packed_rows = op_weights(weights, torch.is_autocast_enabled(x.device.type))
     return weights, biases, packed_rows
 
 
 @overload
 def all_gather_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = ..., *, group: Group, gather_dim: int = ..., gather_size: int | None = ...
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = ...,
+    *,
+    group: Group,
+    gather_dim: int = ...,
+    gather_size: int | None = ...,
 ) -> Tensor: ...
 @overload
 def all_gather_linear(
-    x: Tensor, weight: Sequence[Tensor], bias: Biases | None = ..., *, group: Group, gather_dim: int = ..., gather_size: int | None = ...
+    x: Tensor,
+    weight: Sequence[Tensor],
+    bias: Biases | None = ...,
+    *,
+    group: Group,
+    gather_dim: int = ...,
+    gather_size: int | None = ...,
 ) -> list[Tensor]: ...
 def all_gather_linear(
     x: Tensor,
@@ -70,13 +88,24 @@ def all_gather_linear(
     ValueError / TypeError for shapes, dims or dtypes that do not fit; CollectiveAborted when ranks disagree.
     """
     info = resolve(group)
-    weights, biases, packed_rows = _lists("all_gather_linear", x, weight, bias, info)
     check_dim("all_gather_linear", "gather_dim", gather_dim, x.dim(), info)
+    check_gather_size("all_gather_linear", x, gather_dim, gather_size, info)
+    inner = gather_dim in (-1, x.dim() - 1)
+    weights, biases, packed_rows = _lists("all_gather_linear", x, weight, bias, info, inner_is_gathered=inner)
     if info.world_size == 1:
         outs = _local(x, weights, biases, packed_rows)
     else:
         outs = _call(
-            OPS.all_gather_gemm.default, x, weights, biases, gather_dim, info.name, False, gather_size, packed_rows
+            OPS.all_gather_gemm.default,
+            info.name,
+            x,
+            weights,
+            biases,
+            gather_dim,
+            info.name,
+            False,
+            gather_size,
+            packed_rows,
         )[1]
     return outs[0] if isinstance(weight, Tensor) else outs
 
@@ -99,7 +128,7 @@ def column_linear(
     if info.world_size == 1:
         outs = _local(x, weights, biases, packed_rows)
     else:
-        outs = _call(OPS.column_gemm.default, x, weights, biases, info.name, packed_rows)
+        outs = _call(OPS.column_gemm.default, info.name, x, weights, biases, info.name, packed_rows)
     return outs[0] if isinstance(weight, Tensor) else outs
 
 
@@ -117,7 +146,9 @@ def linear_reduce_scatter(
     if info.world_size == 1:
         return _local(x, weights, [bias], packed_rows)[0]
     rows = packed_rows[0] if packed_rows else None
-    return _call(OPS.gemm_reduce_scatter.default, x, weights[0], bias, scatter_dim, info.name, rows)
+    return _call(
+        OPS.gemm_reduce_scatter.default, info.name, x, weights[0], bias, scatter_dim, info.name, rows
+    )
 
 
 def linear_all_reduce(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, group: Group) -> Tensor:
@@ -131,11 +162,13 @@ def linear_all_reduce(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, 
     if info.world_size == 1:
         return _local(x, weights, [bias], packed_rows)[0]
     rows = packed_rows[0] if packed_rows else None
-    return _call(OPS.gemm_all_reduce.default, x, weights[0], bias, info.name, rows)
+    return _call(OPS.gemm_all_reduce.default, info.name, x, weights[0], bias, info.name, rows)
 
 
-def _local(x: Tensor, weights: list[Tensor], biases: list[Tensor | None], packed_rows: list[int]) -> list[Tensor]:
+def _local(
+    x: Tensor, weights: list[Tensor], biases: list[Tensor | None], packed_rows: list[int]
+) -> list[Tensor]:
     """A world of one: nothing to communicate."""
     if packed_rows:
-        return _call(OPS.column_gemm.default, x, weights, biases, "", packed_rows)
+        return _call(OPS.column_gemm.default, "", x, weights, biases, "", packed_rows)
     return [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]

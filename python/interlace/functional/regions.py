@@ -54,7 +54,9 @@ class _ScatterToRegion(torch.autograd.Function):
 
 class _GatherFromRegion(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group_name: str, size: int | None, rank: int, world_size: int) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, dim: int, group_name: str, size: int | None, rank: int, world_size: int
+    ) -> Tensor:
         out = OPS.all_gather(x, dim, group_name, size)
         length = x.shape[dim]
         if size is not None:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..ops import OPS
 from ._autograd import below_autograd, register, requires_grad, will_need
-from .column import bias_gradient, weight_gradient
 from ._weights import plain_weights
+from .column import bias_gradient, weight_gradient
 
 __all__: list[str] = []
 
@@ -27,7 +27,15 @@ class _GemmReduceScatter(torch.autograd.Function):
         ctx.has_bias = bias is not None
         ctx.save_for_backward(x, weight)
         return below_autograd(
-            OPS.gemm_reduce_scatter.default, keyset, x, weight, bias, scatter_dim, group_name, packed_rows
+            OPS.gemm_reduce_scatter.default,
+            keyset,
+            group_name,
+            x,
+            weight,
+            bias,
+            scatter_dim,
+            group_name,
+            packed_rows,
         )
 
     @staticmethod
@@ -62,7 +70,15 @@ def _gemm_reduce_scatter(
     if requires_grad(x, weight, bias):
         return _GemmReduceScatter.apply(keyset, scatter_dim, group_name, packed_rows, x, weight, bias)
     return below_autograd(
-        OPS.gemm_reduce_scatter.default, keyset, x, weight, bias, scatter_dim, group_name, packed_rows
+        OPS.gemm_reduce_scatter.default,
+        keyset,
+        group_name,
+        x,
+        weight,
+        bias,
+        scatter_dim,
+        group_name,
+        packed_rows,
     )
 
 
@@ -71,11 +87,19 @@ class _GemmAllReduce(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, keyset: Any, group_name: str, packed_rows: int | None, x: Tensor, weight: Tensor, bias: Tensor | None
+        ctx: Any,
+        keyset: Any,
+        group_name: str,
+        packed_rows: int | None,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
     ):
         ctx.packed_rows, ctx.has_bias = packed_rows, bias is not None
         ctx.save_for_backward(x, weight)
-        return below_autograd(OPS.gemm_all_reduce.default, keyset, x, weight, bias, group_name, packed_rows)
+        return below_autograd(
+            OPS.gemm_all_reduce.default, keyset, group_name, x, weight, bias, group_name, packed_rows
+        )
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor):
@@ -93,11 +117,18 @@ class _GemmAllReduce(torch.autograd.Function):
 
 
 def _gemm_all_reduce(
-    keyset: Any, x: Tensor, weight: Tensor, bias: Tensor | None, group_name: str, packed_rows: int | None = None
+    keyset: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    group_name: str,
+    packed_rows: int | None = None,
 ) -> Tensor:
     if requires_grad(x, weight, bias):
         return _GemmAllReduce.apply(keyset, group_name, packed_rows, x, weight, bias)
-    return below_autograd(OPS.gemm_all_reduce.default, keyset, x, weight, bias, group_name, packed_rows)
+    return below_autograd(
+        OPS.gemm_all_reduce.default, keyset, group_name, x, weight, bias, group_name, packed_rows
+    )
 
 
 register("gemm_reduce_scatter", _gemm_reduce_scatter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import random
 import threading
 import time
@@ -38,7 +39,7 @@ def tiny_sums(rank: int, world_size: int, calls: int) -> float:
 def test_two_hundred_thousand_tiny_all_reduces(world_size: int) -> None:
     """Catches a flag that is used again too early (ABA), missing acquire or release, and waits that keep
     the core."""
-    times = run_distributed(world_size, tiny_sums, 200_000, timeout=280)
+    times = run_distributed(world_size, tiny_sums, 200_000, timeout=600)
     print(f"{world_size} ranks: {max(times):.1f} us per call")
 
 
@@ -97,7 +98,7 @@ def random_with_delays(rank: int, world_size: int, calls: int) -> int:
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_ten_thousand_random_calls_with_delays(world_size: int) -> None:
     """Catches staging that is overwritten while the slowest rank still reads it."""
-    delays = run_distributed(world_size, random_with_delays, 10_000, timeout=200)
+    delays = run_distributed(world_size, random_with_delays, 10_000, timeout=400)
     assert min(delays) > 0 and delays[-1] > 300
 
 
@@ -192,3 +193,25 @@ def test_all_ranks_choose_the_same_algorithm_whoever_is_late(world_size: int) ->
     """Catches a choice made from local time."""
     results = run_distributed(world_size, slowest_first)
     assert all(result == results[0] for result in results), results
+
+
+def memory_over_time(rank: int, world_size: int) -> tuple[int, int]:
+    """Growth of this process in bytes over 3000 random calls, and of its open files, after a first 1500."""
+    restart()
+
+    def state() -> tuple[int, int]:
+        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))
+
+    random_calls(rank, world_size, 1500, slow_rank=-1)
+    before = state()
+    random_calls(rank, world_size, 3000, slow_rank=-1)
+    after = state()
+    return after[0] - before[0], after[1] - before[1]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_calls_do_not_accumulate_memory_or_files(world_size: int) -> None:
+    """Catches what leaks a little with every call: at 10 KB a call this grows by 30 MB."""
+    for grown, files in run_distributed(world_size, memory_over_time):
+        assert grown < 16 << 20 and files == 0

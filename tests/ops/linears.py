@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import interlace
 import interlace.functional as il
 from tests import oracle
 
@@ -37,6 +38,7 @@ class Case:
     weight_layout: str = "contiguous"
     grad_layout: str = "contiguous"
     frozen: bool = False  # the weight needs no gradient
+    packed: bool = False  # a frozen weight in the layout of the tile engine
     weights: int = 1  # products of one gather
     seed: int = 0
     give_size: bool = True  # tell the op the total length of an uneven gather
@@ -245,6 +247,8 @@ def forward_backward(name: str, case: Case, local: Local, group: dist.ProcessGro
     x, rest = leaves[0], leaves[1:]
     count = len(local.weights)
     weights = [w.detach() for w in local.weights] if case.frozen else rest[:count]
+    if case.packed:
+        weights = [interlace.PackedWeight.pack(w) for w in weights]
     biases = rest[-count:] if case.bias else [None] * count
     outs = OPS[name][1](x, weights, biases, case, group)
     grads = list(torch.autograd.grad(outs, leaves, local.grad_outs))

@@ -215,3 +215,31 @@ def no_grad_calls(rank: int, world_size: int) -> None:
 def test_no_grad_and_inference_mode() -> None:
     """Catches a graph recorded where the caller asked for none."""
     run_distributed(2, no_grad_calls)
+
+
+def unused_product(rank: int, world_size: int) -> None:
+    """Of three products of one gather only one is in the loss, and it is not the first."""
+    generator = torch.Generator().manual_seed(5)
+    xs = [oracle.integers((3, 8), torch.float32, generator) for _ in range(world_size)]
+    ws = [oracle.integers((4, 8), torch.float32, generator) for _ in range(world_size)]
+    for op in ("gather", "column"):
+        x = (xs[rank] if op == "gather" else xs[0]).clone().requires_grad_()
+        weights = [ws[rank].clone().requires_grad_() for _ in range(3)]
+        if op == "gather":
+            outs = il.all_gather_linear(x, weights, group=None)
+            rows, dx = torch.cat(xs), sum(ws).sum(0).expand(3, 8)
+        else:
+            outs = il.column_linear(x, weights, group=None)
+            rows, dx = xs[0], sum(ws).sum(0).expand(3, 8)
+        grads = torch.autograd.grad(outs[1].sum(), [x, *weights], allow_unused=True)
+        oracle.check_equal(f"grad_x of {op}", grads[0], dx)
+        oracle.check_equal(f"grad_weight of {op}", grads[2], rows.sum(0).expand(4, 8))
+        for grad in (grads[1], grads[3]):
+            if grad is not None and grad.any():
+                raise AssertionError(f"{op}: a product that is not in the loss has a gradient")
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_products_that_are_not_in_the_loss_have_no_part_in_backward(world_size: int) -> None:
+    """Catches a missing gradient of one output that is taken for an error, or for garbage."""
+    run_distributed(world_size, unused_product)

@@ -97,8 +97,26 @@ def random_cases() -> Iterator[Case]:
     )
 
 
+def packed_cases() -> Iterator[Case]:
+    """Frozen weights in the layout of the tile engine; decode and prefill, tails in every direction."""
+    sizes = [(1, 1), (7, 103), (64, 64), (65, 49), (512, 130)]
+    for m, (k, n), dtype in itertools.product(
+        (0, 1, 3, 16, 64, 65, 130), sizes, (torch.float32, torch.bfloat16)
+    ):
+        yield Case((m,), k, n, dtype, frozen=True, packed=True, bias=m % 2 == 0, seed=m)
+    yield Case(
+        (3, 20), 64, 49, dim=1, frozen=True, packed=True, x_layout="transposed", weight_layout="transposed"
+    )
+    yield Case(
+        (3, 20), 64, 49, torch.bfloat16, dim=-2, frozen=True, packed=True, weights=3, grad_layout="one_value"
+    )
+    for dtype, m in itertools.product((torch.float32, torch.bfloat16), (1, 64, 257)):
+        yield Case((m,), 512, 96, dtype, frozen=True, packed=True, exact=False)
+
+
 FAMILIES = {
-    f.__name__: f for f in (sweep_cases, size_cases, dim_cases, layout_cases, other_cases, random_cases)
+    f.__name__: f
+    for f in (sweep_cases, size_cases, dim_cases, layout_cases, other_cases, packed_cases, random_cases)
 }
 
 
@@ -133,6 +151,15 @@ def test_the_reference_path_equals_the_unsharded_layer(world_size: int, name: st
     """Catches an oracle and fallback that is wrong itself."""
     for family in ("dim_cases", "random_cases"):
         run_distributed(world_size, run_family, name, family, "reference", timeout=180)
+
+
+@pytest.mark.parametrize("isa", ["generic", "avx2", "avx512"])
+def test_every_instruction_set_equals_the_unsharded_layer(isa: str) -> None:
+    """Catches kernels that only the machine of the user has: each build in the binary is run, capped by name."""
+    for name, family in itertools.product(
+        NAMES, ("sweep_cases", "layout_cases", "packed_cases", "random_cases")
+    ):
+        run_distributed(2, run_family, name, family, "", env={"INTERLACE_ISA": isa}, timeout=180)
 
 
 def repeat_with_nan_between(rank: int, world_size: int, name: str) -> None:
@@ -175,6 +202,52 @@ def compare_ranks(rank: int, world_size: int) -> None:
 def test_replicated_results_are_bitwise_equal_on_all_ranks(world_size: int) -> None:
     """Catches ranks that sum in their own order: replicas drift apart, and greedy decoding diverges."""
     run_distributed(world_size, compare_ranks)
+
+
+def skewed(rank: int, world_size: int) -> list[str]:
+    """Shards that torch.chunk would not make: their gradient could not be scattered back."""
+    answers = []
+    for give_size in (False, True):
+        sizes = [1, 4, 2, 0][:world_size]
+        x = torch.ones(sizes[rank], 8)
+        size = sum(sizes) if give_size else None
+        try:
+            interlace.functional.all_gather_linear(x, torch.ones(5, 8), group=None, gather_size=size)
+        except (ValueError, interlace.CollectiveAborted) as error:
+            answers.append(str(error))
+        out = interlace.functional.all_reduce(torch.ones(3), group=None)
+        oracle.check_equal("all_reduce after the refusal", out, torch.full((3,), float(world_size)))
+    return answers
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_shards_that_chunk_would_not_make_are_refused_on_every_rank(world_size: int) -> None:
+    """Catches rows that are dropped or counted twice when the ranks hold shards of free length."""
+    for answers in run_distributed(world_size, skewed):
+        assert len(answers) == 2 and all("all_gather" in a and "gather" in a for a in answers), answers
+
+
+def changed_weights(rank: int, world_size: int) -> None:
+    x, weight = torch.ones(4, 64), torch.ones(48, 64)
+    with torch.no_grad():
+        for turn in range(1, 4):
+            weight.fill_(float(turn))  # as an optimizer, load_state_dict or an adapter's merge does it
+            expected = torch.full((4, 48), 64.0 * turn * world_size)
+            oracle.check_equal(
+                f"turn {turn}", interlace.functional.linear_all_reduce(x, weight, group=None), expected
+            )
+        for turn in range(1, 6):
+            fresh = torch.full((48, 64), float(turn))  # very likely at the address of the last one
+            expected = torch.full((4, 48), 64.0 * turn * world_size)
+            oracle.check_equal(
+                f"fresh {turn}", interlace.functional.linear_all_reduce(x, fresh, group=None), expected
+            )
+            del fresh
+
+
+def test_a_changed_weight_is_seen_at_once() -> None:
+    """Catches a cache of packed weights keyed by address."""
+    run_distributed(2, changed_weights)
 
 
 def bias_only(rank: int, world_size: int) -> None:

@@ -6,6 +6,7 @@ schema breaks tracing); modules keep the name, so they can be copied, pickled an
 
 from __future__ import annotations
 
+import atexit
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -135,6 +136,13 @@ def _set_up(
     # same name must never meet the old one's segments
     _process_groups[name] = weakref.ref(process_group, lambda ref: _forget_if(name, ref))
     return info
+
+
+@atexit.register
+def _forget_all() -> None:
+    """Before module globals go: no callback may run into a half-dismantled interpreter."""
+    for name in list(_registry):
+        _forget(name)
 
 
 def _forget_if(name: str, ref: weakref.ref) -> None:

@@ -50,7 +50,7 @@ class PackedWeight(Tensor):
 
     @classmethod
     def pack(cls, weight: Tensor) -> PackedWeight:
-        """Pack a plain weight [N, K] of any strides. RuntimeError when this machine has no tile kernel for its dtype."""
+        """Pack a plain weight [N, K] of any strides. TypeError when no tile kernel takes its dtype here."""
         plain = weight.detach()
         return cls(_OPS.pack_weight(plain), plain.shape[0], plain.shape[1], plain.dtype)
 

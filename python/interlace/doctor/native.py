@@ -12,6 +12,7 @@ __all__ = ["native", "ranges"]
 
 OPS = ("all_gather_gemm", "gemm_reduce_scatter", "gemm_all_reduce")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+NO_CUDA_KERNELS = "no fused CUDA kernel of this op yet: torch.distributed serves GPU tensors"
 LARGEST_ROWS = 1 << 20  # beyond it nothing changes: the choice is between few and many rows
 
 Choice = tuple[str, str]  # algorithm, reason
@@ -43,7 +44,10 @@ def _paths(op: str) -> Iterator[dict[str, str]]:
             return algorithm, reason
 
         for size, (algorithm, reason) in ranges(choose):
-            yield {"op": op, "dtype": dtype, "size": size, "algorithm": algorithm, "reason": reason}
+            row = {"op": op, "device": "cpu", "dtype": dtype, "size": size}
+            yield {**row, "algorithm": algorithm, "reason": reason}
+    row = {"op": op, "device": "cuda", "dtype": "all", "size": "M >= 1"}
+    yield {**row, "algorithm": "reference", "reason": NO_CUDA_KERNELS}
 
 
 def ranges(choose: Callable[[int], Choice]) -> Iterator[tuple[str, Choice]]:

@@ -73,7 +73,8 @@ def _path_table(op: str, paths: list[dict[str, Any]]) -> Table:
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, **_title(op))
     dtypes: dict[tuple[str, str, str], list[str]] = {}
     for row in paths:
-        dtypes.setdefault((row["size"], row["algorithm"], row["reason"]), []).append(SHORT[row["dtype"]])
+        name = SHORT.get(row["dtype"], f"{row['device']}, {row['dtype']}")
+        dtypes.setdefault((row["size"], row["algorithm"], row["reason"]), []).append(name)
     for (size, algorithm, reason), names in dtypes.items():
         table.add_row(" ".join(names), size, algorithm, escape(reason))
     return table

@@ -218,7 +218,7 @@ void dot_block(const T* x, int64_t x_stride, const T* w, int64_t w_stride, int64
     Floats columns[kColumns];
     for (int j = 0; j < kColumns; ++j) {
       columns[j] = load_floats(w + j * w_stride + k);
-      __builtin_prefetch(w + j * w_stride + k + 1024 / static_cast<int>(sizeof(T)));
+      __builtin_prefetch(w + (j + kColumns) * w_stride + k);
     }
     for (int i = 0; i < kRows; ++i) {
       const Floats row = load_floats(x + i * x_stride + k);

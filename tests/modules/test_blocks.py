@@ -197,7 +197,7 @@ def _mistakes(rank: int, world_size: int) -> None:
         (lambda: ParallelMLP(8, 8, activation="swish"), "activation='swish'"),
         (
             lambda: ParallelMLP.from_linears(nn.Linear(4, 6), nn.Linear(5, 4)),
-            "down has features 5, expected 6",
+            "down takes 5 features, expected the 6",
         ),
     ):
         with pytest.raises(ValueError, match=text):

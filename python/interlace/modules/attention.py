@@ -5,6 +5,7 @@ each way.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +37,7 @@ class KVCache:
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add the tokens of a step; returns all keys and all values."""
-        if self.keys is not None:
+        if self.keys is not None and self.values is not None:
             keys, values = torch.cat([self.keys, keys], dim=-2), torch.cat([self.values, values], dim=-2)
         self.keys, self.values = keys, values
         return keys, values
@@ -90,21 +91,20 @@ class ParallelAttention(nn.Module):
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.local_num_heads, self.local_num_kv_heads = layout.local_heads(info.rank)
         self.first_head = layout.query.starts[info.rank]
-        self.causal, self.sliding_window, self.rope_theta, self.dropout = (
-            causal,
-            sliding_window,
-            rope_theta,
-            dropout,
-        )
-        where = {"device": device, "dtype": dtype, "group": group, "sequence_parallel": sequence_parallel}
+        self.causal, self.sliding_window = causal, sliding_window
+        self.rope_theta, self.dropout = rope_theta, dropout
         query, kv = layout.query.scaled(head_dim), layout.key_value.scaled(head_dim)
-        self.q_proj = ColumnParallelLinear(hidden_size, num_heads * head_dim, bias, shards=query, **where)
-        self.k_proj = ColumnParallelLinear(hidden_size, num_kv_heads * head_dim, bias, shards=kv, **where)
-        self.v_proj = ColumnParallelLinear(hidden_size, num_kv_heads * head_dim, bias, shards=kv, **where)
+        column = partial(
+            ColumnParallelLinear, bias=bias, device=device, dtype=dtype, group=group,
+            sequence_parallel=sequence_parallel,
+        )  # fmt: skip
+        self.q_proj = column(hidden_size, query.total, shards=query)
+        self.k_proj = column(hidden_size, kv.total, shards=kv)
+        self.v_proj = column(hidden_size, kv.total, shards=kv)
         SharedInput([self.q_proj, self.k_proj, self.v_proj])
         self.o_proj = RowParallelLinear(
-            num_heads * head_dim, hidden_size, bias if out_bias is None else out_bias,
-            shards=layout.output.scaled(head_dim), drop_input=True, **where,
+            query.total, hidden_size, bias if out_bias is None else out_bias, device, dtype, group=group,
+            sequence_parallel=sequence_parallel, shards=layout.output.scaled(head_dim), drop_input=True,
         )  # fmt: skip
         self.q_norm = self.k_norm = None
         if qk_norm_eps is not None:
@@ -141,7 +141,8 @@ class ParallelAttention(nn.Module):
         if cache is not None:
             k, v = cache.append(k, v)
         y = self._attend(q, k, v, mask, past)
-        return self.o_proj(y.transpose(-2, -3).flatten(-2))
+        out: Tensor = self.o_proj(y.transpose(-2, -3).flatten(-2))
+        return out
 
     def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """q and k [.., heads, head_dim], normed per head; every rank sees its heads only, so gradients are

@@ -5,6 +5,7 @@ the sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,13 +23,13 @@ class _SumOverHolders(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, group_name: str, rank: int, shards: tuple[Shards, ...], *params: Tensor
+        ctx: Any, group_name: str, rank: int, shards: tuple[Shards, ...], *params: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.group_name, ctx.rank, ctx.shards = group_name, rank, shards
         return tuple(param.view_as(param) for param in params)
 
     @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         wanted = [i for i in range(len(grads)) if ctx.needs_input_grad[3 + i]]
         summed: list[Tensor | None] = [None] * len(grads)
         if wanted:
@@ -58,13 +59,11 @@ def sum_over_holders(
     params: each [rows of this rank, ..] or None. One all-reduce of the unsplit sizes in the backward, none
     when no parameter needs a gradient.
     """
-    present = [i for i, param in enumerate(params) if param is not None]
+    present = {i: param for i, param in enumerate(params) if param is not None}
     out = list(params)
-    if not torch.is_grad_enabled() or not any(params[i].requires_grad for i in present):
+    if not torch.is_grad_enabled() or not any(param.requires_grad for param in present.values()):
         return out
-    held = _SumOverHolders.apply(
-        group, rank, tuple(shards[i] for i in present), *[params[i] for i in present]
-    )
+    held = _SumOverHolders.apply(group, rank, tuple(shards[i] for i in present), *present.values())
     for i, param in zip(present, held, strict=True):
         out[i] = param
     return out

@@ -209,7 +209,9 @@ class ColumnParallelLinear(ParallelLinear):
         module._adopt(linear)
         return module
 
-    def forward(self, x: Tensor, *, gather_size: int | None = None) -> Tensor | tuple[Tensor, Tensor | None]:
+    def forward(  # type: ignore[override]
+        self, x: Tensor, *, gather_size: int | None = None
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
         """x -> this rank's columns; see the class."""
         if self.shared_input is not None:
             out = self.shared_input.take(self.shared_place, x, gather_size)
@@ -312,7 +314,9 @@ class RowParallelLinear(ParallelLinear):
         module._adopt(linear)
         return module
 
-    def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor | None]:
+    def forward(  # type: ignore[override]
+        self, x: Tensor
+    ) -> Tensor | tuple[Tensor, Tensor | None]:
         """x -> the sum over the ranks; see the class."""
         if not self.input_is_parallel:
             x = self._own_features(x)

@@ -70,9 +70,11 @@ class ParallelMLP(nn.Module):
             ColumnParallelLinear, hidden_size, intermediate_size, bias, device, dtype,
             group=group, sequence_parallel=sequence_parallel, sequence_dim=sequence_dim,
         )  # fmt: skip
-        self.gate_proj = column() if gated else None
-        self.up_proj = column()
+        self.gate_proj: ColumnParallelLinear | None = None
         if gated:
+            self.gate_proj = column()
+        self.up_proj = column()
+        if self.gate_proj is not None:
             SharedInput([self.gate_proj, self.up_proj])
         self.down_proj = RowParallelLinear(
             intermediate_size, hidden_size if out_features is None else out_features, bias, device, dtype,
@@ -94,28 +96,34 @@ class ParallelMLP(nn.Module):
         """This rank's shards of an unsplit block's linears, copied. Raises ValueError when their sizes do not
         chain.
         """
-        for name, linear in (("gate", gate), ("down", down)):
-            if linear is None:
-                continue
-            got, want = (linear.in_features, up.out_features) if name == "down" else (
-                (linear.in_features, linear.out_features), (up.in_features, up.out_features)
-            )  # fmt: skip
-            if got != want:
-                raise ValueError(f"ParallelMLP: {name} has features {got}, expected {want} to fit up_proj")
+        if down.in_features != up.out_features:
+            raise ValueError(
+                f"ParallelMLP: down takes {down.in_features} features, expected the {up.out_features} that up gives"
+            )
+        if gate is not None and gate.weight.shape != up.weight.shape:
+            raise ValueError(
+                f"ParallelMLP: gate has a weight {list(gate.weight.shape)}, expected {list(up.weight.shape)}, as up"
+            )
         mlp = cls(
             up.in_features, 0, activation=activation, gated=gate is not None, group=group, device="meta"
         )
-        options = {"sequence_parallel": sequence_parallel, "sequence_dim": sequence_dim}
-        mlp.up_proj = ColumnParallelLinear.from_linear(up, group, **options)
-        mlp.down_proj = RowParallelLinear.from_linear(down, group, **options)
+        column = partial(
+            ColumnParallelLinear.from_linear,
+            group=group, sequence_parallel=sequence_parallel, sequence_dim=sequence_dim,
+        )  # fmt: skip
+        mlp.up_proj = column(up)
+        mlp.down_proj = RowParallelLinear.from_linear(
+            down, group, sequence_parallel=sequence_parallel, sequence_dim=sequence_dim
+        )
         if gate is not None:
-            mlp.gate_proj = ColumnParallelLinear.from_linear(gate, group, **options)
+            mlp.gate_proj = column(gate)
             SharedInput([mlp.gate_proj, mlp.up_proj])
         return mlp.train(up.training)
 
     def forward(self, x: Tensor, *, gather_size: int | None = None) -> Tensor:
         """x -> y; see the class."""
-        if self.gate_proj is None:
-            return self.down_proj(self.activation(self.up_proj(x, gather_size=gather_size)))
-        gate = self.activation(self.gate_proj(x, gather_size=gather_size))
-        return self.down_proj(gate * self.up_proj(x, gather_size=gather_size))
+        hidden = self.activation((self.gate_proj or self.up_proj)(x, gather_size=gather_size))
+        if self.gate_proj is not None:
+            hidden = hidden * self.up_proj(x, gather_size=gather_size)
+        out: Tensor = self.down_proj(hidden)
+        return out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ def column_products(
     gather_size: whole length of the sequence, needed when its shards are uneven.
     """
     first = linears[0]
-    weights: list[Tensor | None] = [linear.weight for linear in linears]
+    weights: list[Tensor] = [linear.weight for linear in linears]
     biases: list[Tensor | None] = [None if linear.return_bias else linear.bias for linear in linears]
     shared = [i for i, linear in enumerate(linears) if linear.shards.overlapping]
     if shared:
@@ -36,7 +36,8 @@ def column_products(
             rank=first.rank,
         )
         for place, i in enumerate(shared):
-            weights[i], biases[i] = held[place], held[len(shared) + place]
+            weights[i] = cast(Tensor, held[place])
+            biases[i] = held[len(shared) + place]
     if first.sequence_parallel:
         if gather_size is None and first.sequence_length is not None:
             gather_size = first.sequence_length.of(x, first.sequence_dim, first.rank, first.world_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class SummedGradients(nn.Module):
         return repr(self.module)
 
 
-def _copied(named: dict[str, Tensor], group_name: str) -> dict[str, Tensor]:
+def _copied(named: Mapping[str, Tensor], group_name: str) -> dict[str, Tensor]:
     """Every parameter through `copy_to_region`, those of one dtype together."""
     if len(named) == 1 or len({param.dtype for param in named.values()}) > 1:
         return {name: functional.copy_to_region(param, group=group_name) for name, param in named.items()}

@@ -54,7 +54,7 @@ def apply(model: nn.Module, plan: Plan, info: GroupInfo) -> None:
         _cut_sequence(model, plan, info)
     if hasattr(model, "_get_static_cache_init_shape"):
         # generate() would allocate a static cache for all heads; None makes it wait for the first keys
-        model._get_static_cache_init_shape = _no_shape
+        object.__setattr__(model, "_get_static_cache_init_shape", _no_shape)
 
 
 def _no_shape() -> None:
@@ -64,6 +64,7 @@ def _no_shape() -> None:
 def _replacement(old: nn.Module, step: Step, plan: Plan, info: GroupInfo) -> nn.Module:
     if step.style == "summed":
         return SummedGradients(old, info.name)
+    assert isinstance(old, nn.Linear)  # check_plan saw to it
     new: ParallelLinear
     if step.style.startswith("column"):
         gather = step.style == "column_gather_output"
@@ -90,11 +91,13 @@ def _tie(old: nn.Module, new: nn.Module, tied: dict[int, nn.Parameter]) -> None:
 def _cut_sequence(model: nn.Module, plan: Plan, info: GroupInfo) -> None:
     length = SequenceLength()
     for step in plan.steps.values():
-        if step.style.startswith("column"):
-            model.get_submodule(step.name).sequence_length = length
+        module = model.get_submodule(step.name)
+        if isinstance(module, ColumnParallelLinear):
+            module.sequence_length = length
     for name in plan.scatters:
-        hook = ScatterSequence(length, info.name)
-        model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)
+        model.get_submodule(name).register_forward_pre_hook(
+            ScatterSequence(length, info.name), with_kwargs=True
+        )
     for name in plan.gathers:
         model.get_submodule(name).register_forward_hook(
             GatherSequence(length, info.name, info.rank, info.world_size)

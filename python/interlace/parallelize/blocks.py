@@ -76,23 +76,21 @@ def find_attention(name: str, modules: dict[str, nn.Module], *, trusted: bool) -
     the reason when the block looks like attention but splitting its heads is not known to be right.
     """
     module = modules[name]
-    for names in PROJECTIONS:
-        linears = [getattr(module, child, None) for child in names]
-        if all(isinstance(linear, nn.Linear) for linear in linears):
-            break
-    else:
-        return None
     prefix = f"{name}." if name else ""
-    output = _output_name(name, prefix, modules)
+    found = next(filter(None, (_linears(modules, prefix, names) for names in PROJECTIONS)), None)
+    if found is None:
+        return None
+    names = tuple(found)
+    query, key, value = found.values()
+    output, last = _output(name, prefix, modules)
     reads = forward_reads(module)
     if reads is None and not trusted:
         raise ValueError(f"{name}: the source of {type(module).__name__}.forward is not there to be checked")
     reads = reads or ForwardReads()
-    query, key, value = linears
     head_dim = _head_dim(name, module, query)
     heads, kv_heads = query.out_features // head_dim, key.out_features // head_dim
     fits = (
-        query.out_features == heads * head_dim == modules[output].in_features
+        query.out_features == heads * head_dim == last.in_features
         and key.out_features == value.out_features == kv_heads * head_dim
         and kv_heads
         and heads % kv_heads == 0
@@ -100,7 +98,7 @@ def find_attention(name: str, modules: dict[str, nn.Module], *, trusted: bool) -
     if not fits:
         raise ValueError(
             f"{name}: q/k/v give {query.out_features}/{key.out_features}/{value.out_features} features and "
-            f"{output} takes {modules[output].in_features}; not whole heads of head_dim={head_dim}"
+            f"{output} takes {last.in_features}; not whole heads of head_dim={head_dim}"
         )
     numbers = {
         **dict.fromkeys(NUM_HEADS, heads),
@@ -116,19 +114,32 @@ def find_attention(name: str, modules: dict[str, nn.Module], *, trusted: bool) -
     argument = reads.inputs.get(names[0], "")
     if len(shared) < 3 or argument in reads.other_uses or argument not in reads.parameters:
         argument = ""
+    query_name, key_name, value_name = (prefix + child for child in names)
     return Attention(
-        name, *(prefix + child for child in names), output, head_dim, heads, kv_heads,
+        name, query_name, key_name, value_name, output, head_dim, heads, kv_heads,
         norms, shared, tuple(attributes), argument,
     )  # fmt: skip
 
 
-def _output_name(name: str, prefix: str, modules: dict[str, nn.Module]) -> str:
-    for child in OUTPUTS:
-        if isinstance(modules.get(prefix + child), nn.Linear):
-            return prefix + child
-    parent = name.rpartition(".")[0]
-    if isinstance(modules.get(f"{parent}.output.dense"), nn.Linear):
-        return f"{parent}.output.dense"
+def _linears(
+    modules: dict[str, nn.Module], prefix: str, children: tuple[str, ...]
+) -> dict[str, nn.Linear] | None:
+    """The named children, when all of them are linears."""
+    found: dict[str, nn.Linear] = {}
+    for child in children:
+        module = modules.get(prefix + child)
+        if not isinstance(module, nn.Linear):
+            return None
+        found[child] = module
+    return found
+
+
+def _output(name: str, prefix: str, modules: dict[str, nn.Module]) -> tuple[str, nn.Linear]:
+    sibling = f"{name.rpartition('.')[0]}.output.dense"
+    for candidate in (*(prefix + child for child in OUTPUTS), sibling):
+        module = modules.get(candidate)
+        if isinstance(module, nn.Linear):
+            return candidate, module
     raise ValueError(
         f"{name}: has q, k, v but no output projection ({', '.join(OUTPUTS)} or a sibling output.dense)"
     )
@@ -136,8 +147,9 @@ def _output_name(name: str, prefix: str, modules: dict[str, nn.Module]) -> str:
 
 def _head_dim(name: str, module: nn.Module, query: nn.Linear) -> int:
     for attr in HEAD_DIM:
-        if isinstance(getattr(module, attr, None), int):
-            return getattr(module, attr)
+        length = getattr(module, attr, None)
+        if isinstance(length, int):
+            return length
     for attr in NUM_HEADS:
         heads = getattr(module, attr, None)
         if isinstance(heads, int) and heads and query.out_features % heads == 0:
@@ -208,25 +220,25 @@ def find_feed_forward(name: str, modules: dict[str, nn.Module]) -> FeedForward |
     """
     prefix = f"{name}." if name else ""
     for ins, out in FEED_FORWARDS:
-        first = [modules.get(prefix + child) for child in ins]
-        last = modules.get(prefix + out)
-        if all(isinstance(linear, nn.Linear) for linear in (*first, last)):
+        found = _linears(modules, prefix, (*ins, out))
+        if found is not None:
             break
     else:
         return None
-    width = last.in_features
-    if any(linear.out_features != width for linear in first):
+    *first, last = found.values()
+    if any(linear.out_features != last.in_features for linear in first):
         raise ValueError(
-            f"{name}: {ins} give {[f.out_features for f in first]} features, {out} takes {width}"
+            f"{name}: {ins} give {[f.out_features for f in first]} features, {out} takes {last.in_features}"
         )
     return FeedForward(
-        name, tuple(prefix + child for child in ins), prefix + out, _between(name, modules, ins, out)
+        name, tuple(prefix + child for child in ins), prefix + out, _between(name, modules, ins, out, last)
     )
 
 
-def _between(name: str, modules: dict[str, nn.Module], ins: tuple[str, ...], out: str) -> tuple[str, ...]:
+def _between(
+    name: str, modules: dict[str, nn.Module], ins: tuple[str, ...], out: str, last: nn.Linear
+) -> tuple[str, ...]:
     """Activations with scalar parameters; ValueError for any other parameter that may see intermediate features."""
-    last = modules[f"{name}.{out}" if name else out]
     activations = []
     for child_name, child in modules[name].named_modules():
         if child_name in ("", out, *ins):

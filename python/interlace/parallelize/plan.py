@@ -271,7 +271,8 @@ def _add_sequence(
         if name.startswith(prefix) and own is not None and name not in plan.steps:
             plan.add(Step(name, "summed"))
     plan.scatters.append(f"{prefix}0")
-    plan.gathers.append(f"{prefix}{len(modules[stack]) - 1}")
+    last = max(int(name.removeprefix(prefix)) for name in modules if _matches(f"{prefix}*", name))
+    plan.gathers.append(f"{prefix}{last}")
 
 
 def check_plan(model: nn.Module, plan: Plan) -> None:

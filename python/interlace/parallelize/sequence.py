@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .. import functional
-from ..modules.sequence import SequenceLength
+from ..modules import ColumnParallelLinear, SequenceLength
 
 __all__ = ["GatherSequence", "ScatterSequence", "StandIn"]
 
@@ -68,7 +68,9 @@ class StandIn:
         shape = [*x.shape]
         shape[DIM] = x.shape[DIM] * self.world_size if size is None else size
         stand_in = x.new_full((1,), float("nan")).expand(shape)
-        module.get_submodule(self.projection).shared_input.compute(x, stand_in, size)
+        projection = module.get_submodule(self.projection)
+        assert isinstance(projection, ColumnParallelLinear) and projection.shared_input is not None
+        projection.shared_input.compute(x, stand_in, size)
         return _with_input(args, kwargs, self.argument, stand_in)
 
 

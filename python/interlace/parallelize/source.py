@@ -53,11 +53,13 @@ def forward_reads(module: nn.Module) -> ForwardReads | None:
             reads.parameters = tuple(arg.arg for arg in (*function.args.args[1:], *function.args.kwonlyargs))
         for statement in function.body:
             visitor.visit(statement)
-        waiting += [
-            n for n in reads.attributes if inspect.isfunction(inspect.unwrap(getattr(type(module), n, None)))
-        ]
+        waiting += [n for n in reads.attributes if _is_method(getattr(type(module), n, None))]
     reads.attributes -= seen
     return reads
+
+
+def _is_method(member: Any) -> bool:
+    return callable(member) and inspect.isfunction(inspect.unwrap(member))
 
 
 def _function(member: Any) -> ast.FunctionDef | None:

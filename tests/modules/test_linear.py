@@ -236,3 +236,27 @@ def _layouts(rank: int, world_size: int) -> None:
 def test_no_stride_of_input_or_gradient_is_read_as_contiguous(world_size: int) -> None:
     """Transposed, sliced out of NaN, every other row, expanded, offset, stride 0: the layouts that bit others."""
     run_distributed(world_size, _layouts)
+
+
+def _sequence_first(rank: int, world_size: int) -> None:
+    first, second = _layer(7, 9, True, torch.float64, 7), _layer(9, 4, True, torch.float64, 8)
+    x, grad = _tensors((5, 3), 7, 4, torch.float64, 9)
+    whole = x.clone().requires_grad_()
+    expected = second(first(whole))
+    expected.backward(grad)
+    for dim in (0, -3):
+        options = {"sequence_parallel": True, "sequence_dim": dim}
+        column = ColumnParallelLinear.from_linear(first, None, **options)
+        row = RowParallelLinear.from_linear(second, None, **options)
+        local = oracle.chunk(x, 0, rank, world_size).clone().requires_grad_()
+        out = row(column(local, gather_size=5))
+        out.backward(oracle.chunk(grad, 0, rank, world_size))
+        torch.testing.assert_close(out, oracle.chunk(expected.detach(), 0, rank, world_size))
+        torch.testing.assert_close(local.grad, oracle.chunk(whole.grad, 0, rank, world_size))
+        torch.testing.assert_close(row.bias.grad, second.bias.grad)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_the_sequence_may_be_the_first_dim(world_size: int) -> None:
+    """[sequence, batch, features]: with the default dim the batch would be cut."""
+    run_distributed(world_size, _sequence_first)

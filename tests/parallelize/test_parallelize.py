@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+import interlace
 from interlace.modules import ColumnParallelLinear, RowParallelLinear
 from interlace.parallelize.api import parallelize
 from interlace.parallelize.report import report
@@ -344,3 +345,33 @@ def test_the_report_says_for_every_module_whether_it_is_fused_and_why() -> None:
     assert "layers.*.up (2)" in fused and "11 x 6" in fused and "6 x 6" in fused and "one_shot" in fused
     assert "no" in library and "fp64 has no tile kernel" in library
     assert "one rank" in run_distributed(1, _reports)[0][0]
+
+
+def _axis(rank: int, world_size: int) -> None:
+    mesh = DeviceMesh("cpu", torch.arange(world_size).view(2, 2), mesh_dim_names=("dp", "tp"))
+    whole = Net(heads=(3, 1))
+    plan = {"layers.*.w[qkv]": "column", "layers.*.wo": "row"} | MLP_PLAN
+    with pytest.raises(ValueError, match="expected a mesh of one axis, got axes"):
+        parallelize(copy.deepcopy(whole), mesh, plan)
+    split = parallelize(copy.deepcopy(whole), mesh["tp"], plan)
+    ids = IDS + rank // 2  # each pair of the data-parallel axis has data of its own
+    _compare(split, whole, ids.clamp(max=8))
+
+
+def test_one_axis_of_a_mesh_is_a_group_of_its_own() -> None:
+    """Two tensor-parallel pairs at once: names, workspaces and gradients of one must not meet the other's."""
+    run_distributed(4, _axis)
+
+
+def _packed(rank: int, world_size: int) -> None:
+    whole = Net().float().requires_grad_(False)
+    split = interlace.pack_weights(interlace.parallelize(copy.deepcopy(whole), None, MLP_PLAN))
+    for other in (split, copy.deepcopy(split)):
+        torch.testing.assert_close(other(IDS), whole(IDS), rtol=1e-5, atol=1e-5)
+    assert all(type(value) is Tensor for value in split.state_dict().values())
+    assert interlace.report(split).rows[0].local_shape == (-(-11 // world_size) if rank == 0 else 5, 6)
+
+
+def test_a_split_model_takes_packed_weights() -> None:
+    """Inference keeps one copy of each weight, in the layout of the tile engine; names and plain state dict stay."""
+    run_distributed(2, _packed)

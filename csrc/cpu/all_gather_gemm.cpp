@@ -125,7 +125,9 @@ void multiply_piece(const GatherProblem& p, int64_t first, int64_t count) {
   const Piece piece(p, first, count);
   const int me = p.group.rank();
   const int world = p.group.world_size();
-  const bool gather_first = piece.begin.back() <= kGatherFirstRows;
+  // rank 0 never has less than another: with its shard in the piece, all shards are
+  const bool whole = first == 0 && count >= p.rows[0];
+  const bool gather_first = whole && piece.begin.back() <= kGatherFirstRows;
   if (p.gathered != nullptr) copy_gathered(piece, me);
   if (gather_first) {
     multiply_gathered(piece);

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <cstring>
 #include <exception>
 
 #include "cpu/isa.h"
@@ -63,7 +64,10 @@ const Functions& functions() {
 
 }  // namespace
 
-const Engine& engine() { return functions().engine; }
+Engine engine() {
+  // the microkernels are AVX-512 code: a cap below that (INTERLACE_ISA) must show what such a machine would do
+  return std::strcmp(isa().name, "avx512") == 0 ? functions().engine : Engine{};
+}
 
 void brgemm(Dtype dtype, int64_t rows, int64_t depth, int64_t ld_a, int64_t ld_c, bool accumulate,
             const void* a, const void* b, float* c) {

@@ -9,7 +9,7 @@
 
 namespace interlace {
 
-const Engine& engine();  // looked up and tried out once
+Engine engine();  // looked up and tried out once
 
 // c[rows][ld_c] (+)= a[rows][depth] * b[depth][kTileColumns]; bf16: b holds pairs of rows interleaved.
 void brgemm(Dtype dtype, int64_t rows, int64_t depth, int64_t ld_a, int64_t ld_c, bool accumulate,

@@ -6,7 +6,7 @@ import hashlib
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from ..groups import GroupInfo
@@ -49,10 +49,17 @@ def _parameters(model: nn.Module) -> list[tuple[str, str]]:
     for name, param in model.named_parameters():
         value = ""
         if not param.is_meta and param.layout == torch.strided and param.element_size() in _BITS:
-            bits = param.detach().contiguous().view(_BITS[param.element_size()])
-            value = str(bits.sum(dtype=torch.int64).item())
+            value = str(_words(param.detach()).sum(dtype=torch.int64).item())
         found.append((name, f"{tuple(param.shape)} {param.dtype} {value}"))
     return found
+
+
+def _words(values: Tensor) -> Tensor:
+    """The bits of a tensor as integers, as wide as fits: summing 8 bytes at a time is ten times faster than 4."""
+    flat = values.contiguous().flatten()
+    if flat.numel() * flat.element_size() % 8 == 0 and flat.storage_offset() * flat.element_size() % 8 == 0:
+        return flat.view(torch.int64)
+    return flat.view(_BITS[flat.element_size()])
 
 
 def _check_parameters(info: GroupInfo, parameters: list[list[tuple[str, str]]]) -> None:

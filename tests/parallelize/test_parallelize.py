@@ -300,7 +300,6 @@ COLLECTIVES = {
 
 
 def _counts(rank: int, world_size: int) -> None:
-    pytest.importorskip("transformers")
     from tests.parallelize import models
 
     ids = torch.randint(1, 61, (2, 6), generator=torch.Generator().manual_seed(1))
@@ -324,6 +323,7 @@ def _counts(rank: int, world_size: int) -> None:
 
 def test_a_layer_has_two_collectives_forward_and_two_backward() -> None:
     """q, k, v and gate, up separately would sum dX three times and twice; gathers likewise."""
+    pytest.importorskip("transformers")
     run_distributed(2, _counts, timeout=120.0)
 
 

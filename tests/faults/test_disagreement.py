@@ -144,7 +144,7 @@ BAD: dict[str, tuple[Callable[[], object], str, str]] = {
     "complex numbers": (
         lambda: il.all_reduce(torch.ones(3, dtype=torch.complex64), group=None),
         "TypeError",
-        "complex64",
+        "omplex",
     ),
     "scatter_dim": (
         lambda: il.linear_reduce_scatter(torch.ones(3, 8), torch.ones(4, 8), group=None, scatter_dim=2),

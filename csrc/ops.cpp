@@ -15,11 +15,12 @@ const struct {
      "return_gathered, "
      "SymInt? gather_size=None, SymInt[] packed_rows=[]) -> (Tensor, Tensor[])"},
     {"gemm_reduce_scatter",
-     "(Tensor x, Tensor weight, Tensor? bias, int scatter_dim, str group_name, SymInt? packed_rows=None) -> "
-     "Tensor"},
+     "(Tensor x, Tensor weight, Tensor? bias, int scatter_dim, str group_name, SymInt? packed_rows=None, "
+     "SymInt? length=None) -> Tensor"},
     {"gemm_all_reduce",
      "(Tensor x, Tensor weight, Tensor? bias, str group_name, SymInt? packed_rows=None) -> Tensor"},
-    {"sum_gemm_reduce_scatter", "(Tensor[] xs, Tensor[] weights, int scatter_dim, str group_name) -> Tensor"},
+    {"sum_gemm_reduce_scatter",
+     "(Tensor[] xs, Tensor[] weights, int scatter_dim, str group_name, SymInt? length=None) -> Tensor"},
     {"sum_gemm_all_reduce", "(Tensor[] xs, Tensor[] weights, str group_name) -> Tensor"},
     {"column_gemm",
      "(Tensor x, Tensor[] weights, Tensor?[] biases, str group_name, SymInt[] packed_rows=[]) -> Tensor[]"},

@@ -29,12 +29,6 @@ INTERLACE_HD constexpr Range chunk_range(int64_t size, int world_size, int rank)
   return {begin, end};
 }
 
-// The same for rows that come in groups of `granule`, which stay together.
-INTERLACE_HD constexpr Range scattered_rows(int64_t rows, int64_t granule, int world_size, int rank) {
-  const Range range = chunk_range(granule > 0 ? rows / granule : 0, world_size, rank);
-  return {range.begin * granule, range.end * granule};
-}
-
 // One unit of work: rows [row, row + rows) of x times weight panel `panel`, for `owner`.
 struct Unit {
   int64_t row = 0;
@@ -73,17 +67,20 @@ struct ColumnSchedule {
   }
 };
 
-// gemm_reduce_scatter, owner-computes: rows are split among the ranks as torch.chunk does. For each weight panel a
-// rank computes the rows of its peers, right neighbour first, then its own: the panel is read once.
+// gemm_reduce_scatter, owner-computes: rows are split among the ranks, owners follow each other. For each weight
+// panel a rank computes the rows of its peers, right neighbour first, then its own: the panel is read once.
 struct RowSchedule {
-  int64_t rows = 0;
+  const Range* owners = nullptr;  // by rank
   int64_t panels = 0;
   int world_size = 1;
-  int64_t granule = 1;  // rows per index of the scattered dim: owners are cut between indices
 
-  constexpr Range owned(int rank) const { return scattered_rows(rows, granule, world_size, rank); }
+  constexpr Range owned(int rank) const { return owners[rank]; }
   constexpr int64_t superblocks(int owner) const { return ceil_div(owned(owner).size(), kSuperblockRows); }
-  constexpr int64_t rounds() const { return superblocks(0); }  // rank 0 never has fewer rows than another
+  constexpr int64_t rounds() const {
+    int64_t most = 0;
+    for (int r = 0; r < world_size; ++r) most = std::max(most, superblocks(r));
+    return most;
+  }
   // Peers of `rank` that have rows in this round, and how many of them come before `owner`.
   constexpr int64_t active(int rank, int64_t round, int owner) const {
     int64_t count = 0;

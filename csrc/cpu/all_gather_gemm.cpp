@@ -125,8 +125,7 @@ void multiply_piece(const GatherProblem& p, int64_t first, int64_t count) {
   const Piece piece(p, first, count);
   const int me = p.group.rank();
   const int world = p.group.world_size();
-  // rank 0 never has less than another: with its shard in the piece, all shards are
-  const bool whole = first == 0 && count >= p.rows[0];
+  const bool whole = first == 0 && count >= *std::max_element(p.rows.begin(), p.rows.end());
   const bool gather_first = whole && piece.begin.back() <= kGatherFirstRows;
   if (p.gathered != nullptr) copy_gathered(piece, me);
   if (gather_first) {

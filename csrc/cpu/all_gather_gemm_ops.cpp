@@ -1,5 +1,8 @@
 // interlace::all_gather_gemm and column_gemm (the same products without a gather), for CPU tensors.
 #include "cpu/all_gather_gemm.h"
+
+#include <algorithm>
+
 #include "cpu/brgemm.h"
 #include "cpu/collectives.h"
 #include "cpu/host.h"
@@ -34,19 +37,17 @@ std::string joined(const std::vector<int64_t>& values) {
   return "[" + text + "]";
 }
 
-// Shards must be torch.chunk's: backward gives every rank back the rows it brought.
+// With the total given, shards must be torch.chunk's; without it they may be of any length.
 void check_shards(const std::vector<int64_t>& extents, const std::optional<int64_t>& gather_size) {
-  const int world = static_cast<int>(extents.size());
-  int64_t total = 0;
-  for (int64_t extent : extents) total += extent;
+  if (!gather_size.has_value()) return;
   std::vector<int64_t> expected;
-  for (int r = 0; r < world; ++r)
-    expected.push_back(chunk_range(gather_size.value_or(total), world, r).size());
+  const int world = static_cast<int>(extents.size());
+  for (int r = 0; r < world; ++r) expected.push_back(chunk_range(*gather_size, world, r).size());
   if (extents == expected) return;
   throw CollectiveFailure(FailureKind::kInvalid,
                           "all_gather_gemm: the ranks bring shards of length " + joined(extents) +
-                              ", expected " + joined(expected) +
-                              " as torch.chunk cuts; pad or re-shard the gathered dim");
+                              ", gather_size=" + std::to_string(*gather_size) + " means " + joined(expected) +
+                              "; pass the total length, or none");
 }
 
 Tensor library_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
@@ -117,7 +118,7 @@ std::tuple<Tensor, Tensors> run_tiles(Group& group, const GatherCall& args, cons
     problem.outs.push_back({products.back().get(), static_cast<char*>(outs.back().data_ptr()),
                             bias_of(args.biases[i], weights[i].n, x.dtype, leases[i])});
   }
-  const int64_t longest = problem.rows[0];  // torch.chunk: rank 0 never has less than another
+  const int64_t longest = *std::max_element(problem.rows.begin(), problem.rows.end());
   if (gather_bytes(problem, longest) <= group.half_bytes()) {
     multiply_piece(problem, 0, longest);
     group.finish();

@@ -113,7 +113,7 @@ void one_shot_all_reduce(const ReduceProblem& p) {
 
 void one_shot_reduce_scatter(const ReduceProblem& p) {
   publish_all_rows(p);
-  sum_published_rows(p, scattered_rows(p.rows, p.granule, p.group.world_size(), p.group.rank()));
+  sum_published_rows(p, p.owners[p.group.rank()]);
 }
 
 void owner_all_reduce(const ReduceProblem& p) {
@@ -190,7 +190,7 @@ void owner_all_reduce(const ReduceProblem& p) {
 void owner_reduce_scatter(const ReduceProblem& p) {
   const int me = p.group.rank();
   const int world = p.group.world_size();
-  const RowSchedule schedule{p.rows, p.panels, world, p.granule};
+  const RowSchedule schedule{p.owners, p.panels, world};
   const int64_t n = p.product.n();
   const Range mine = schedule.owned(me);
   Announcer announcer(p.group, schedule.partial_units(me));

@@ -8,12 +8,14 @@
 namespace interlace {
 
 struct ReduceProblem {
+  ReduceProblem(Group& of, Product& with) : group(of), product(with) {}
+
   Group& group;
   Product& product;
   const Rows* x = nullptr;  // one per term of the product
   int terms = 1;
   int64_t rows = 0;  // of x; for reduce-scatter those of all owners
-  int64_t granule = 1;  // reduce-scatter: rows per index of the scattered dim
+  Range owners[kMaxRanks];  // reduce-scatter: the rows of every rank, one after the other
   int64_t first_panel = 0;  // the panels of this piece of the call
   int64_t panels = 0;
   Dtype dtype = Dtype::kFloat32;  // of the output

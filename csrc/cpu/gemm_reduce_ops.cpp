@@ -8,6 +8,7 @@ namespace interlace {
 namespace {
 
 constexpr uint32_t kHasBias = 1;
+constexpr uint32_t kLengthsExchanged = 4;
 
 // One call of either op, after the arguments are understood.
 struct ReduceCall {
@@ -17,7 +18,8 @@ struct ReduceCall {
   std::optional<Tensor> bias;
   int64_t packed_rows = -1;
   int64_t dim = 0;
-  int64_t granule = 1;  // rows of x per index of the scattered dim
+  std::vector<Range> parts = {};  // of the scattered dim, by rank
+  int64_t granule = 1;            // rows of x per index of the scattered dim
 };
 
 struct Operands {
@@ -67,11 +69,13 @@ void run_tiles(Group& group, const ReduceCall& args, const Operands& operands, c
   for (size_t i = 0; i < operands.views.size(); ++i) {
     rows.push_back(staged(operands.views[i], product.compute(), leases[i]));
   }
-  ReduceProblem problem{group, product};
+  ReduceProblem problem(group, product);
   problem.x = rows.data();
   problem.terms = static_cast<int>(rows.size());
   problem.rows = x.rows;
-  problem.granule = args.granule;
+  for (size_t r = 0; r < args.parts.size(); ++r) {
+    problem.owners[r] = {args.parts[r].begin * args.granule, args.parts[r].end * args.granule};
+  }
   problem.dtype = x.dtype;
   problem.wire = wire_of(x.dtype);
   problem.out = static_cast<char*>(out.data_ptr());
@@ -132,15 +136,12 @@ void run_library(Group& group, const ReduceCall& args, const Operands& operands,
     }
   }
   const bool scatter = args.op == Op::kGemmReduceScatter;
-  const int64_t out_rows =
-      scatter ? scattered_rows(rows, args.granule, group.world_size(), group.rank()).size() : rows;
+  const int64_t out_rows = scatter ? args.parts[group.rank()].size() * args.granule : rows;
   Tensor sum = empty_like_shape(*partial, Sizes{out_rows, n});
   const auto* in = static_cast<const char*>(partial->data_ptr());
   auto* to = static_cast<char*>(sum.data_ptr());
   if (scatter) {
-    reduce_scatter_rows(group, call, wide, in, to,
-                        chunk_ranges(args.granule > 0 ? rows / args.granule : 0, group.world_size()),
-                        args.granule * n);
+    reduce_scatter_rows(group, call, wide, in, to, args.parts, args.granule * n);
   } else {
     all_reduce_flat(group, call, wide, in, to, rows * n);
   }
@@ -187,14 +188,30 @@ Tensor all_reduce_sum(const Tensors& xs, const Tensors& weights, const std::opti
   });
 }
 
+// The part of `size` indices that each rank keeps: torch.chunk's, or the lengths that the ranks ask for.
+std::vector<Range> parts_of(Group& group, const ReduceCall& args, int64_t size,
+                            const std::optional<int64_t>& length) {
+  if (!length.has_value()) return chunk_ranges(size, group.world_size());
+  Call call = describe(args.op, args.xs[0], args.dim, size, args.xs.size(), kLengthsExchanged,
+                       dtype_of(args.xs[0], op_name(args.op)));
+  call.shape[call.ndim - 1] = kAnySize;
+  const std::vector<Range> parts = consecutive_ranges(exchange_extents(group, call, *length));
+  if (parts.back().end == size) return parts;
+  throw CollectiveFailure(FailureKind::kInvalid, std::string(op_name(args.op)) +
+                                                     ": the lengths of the ranks add up to " +
+                                                     std::to_string(parts.back().end) +
+                                                     ", the scattered dim has " + std::to_string(size));
+}
+
 // Cut along the last dim: the columns of the output are scattered, so the product is not fused.
 Tensor scatter_columns(Group& group, const Tensors& xs, const Tensors& weights,
-                       const std::optional<Tensor>& bias, int64_t packed_rows) {
+                       const std::optional<Tensor>& bias, int64_t packed_rows,
+                       const std::optional<int64_t>& length) {
   ReduceCall args{Op::kGemmAllReduce, xs, weights, bias, packed_rows, xs[0].dim() - 1};
   Sizes shape = shape_of(xs[0]);
   shape.back() = packed_rows >= 0 ? packed_rows : weights[0].size(0);
+  const Range mine = parts_of(group, args, shape.back(), length)[group.rank()];
   const Tensor full = run(group, args, shape);
-  const Range mine = chunk_range(shape.back(), group.world_size(), group.rank());
   Tensor part = torch::stable::narrow(const_cast<Tensor&>(full), full.dim() - 1, mine.begin, mine.size());
   note_path(Op::kGemmReduceScatter, Algorithm::kOwner,
             "columns are scattered: gemm_all_reduce, own columns kept");
@@ -202,18 +219,22 @@ Tensor scatter_columns(Group& group, const Tensors& xs, const Tensors& weights,
 }
 
 Tensor reduce_scatter_sum(const Tensors& xs, const Tensors& weights, const std::optional<Tensor>& bias,
-                          int64_t dim, int64_t packed_rows, Group& group) {
+                          int64_t dim, int64_t packed_rows, const std::optional<int64_t>& length,
+                          Group& group) {
   return in_group(group, [&] {
     const char* op = op_name(Op::kGemmReduceScatter);
     check_value(!xs.empty() && xs[0].dim() >= 1 && !weights.empty(), op,
                 ": expected x [.., K] and a weight [N, K]");
     const int64_t at = wrap_dim(dim, xs[0].dim(), op, "scatter_dim");
-    if (at == xs[0].dim() - 1) return scatter_columns(group, xs, weights, bias, packed_rows);
+    if (at == xs[0].dim() - 1) {
+      return scatter_columns(group, xs, weights, bias, packed_rows, length);
+    }
     ReduceCall args{Op::kGemmReduceScatter, {}, weights, bias, packed_rows, at};
     for (const Tensor& x : xs) args.xs.push_back(move_dim_to_front(x, at));
     Sizes shape = shape_of(args.xs[0]);
     for (size_t d = 1; d + 1 < shape.size(); ++d) args.granule *= shape[d];
-    shape[0] = chunk_range(shape[0], group.world_size(), group.rank()).size();
+    args.parts = parts_of(group, args, shape[0], length);
+    shape[0] = args.parts[group.rank()].size();
     shape.back() = packed_rows >= 0 ? packed_rows : weights[0].size(0);
     return move_front_to_dim(run(group, args, shape), at);
   });
@@ -230,12 +251,12 @@ Tensor gemm_all_reduce(const Tensor& x, const Tensor& weight, const std::optiona
 
 Tensor gemm_reduce_scatter(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                            int64_t scatter_dim, const std::string& group_name,
-                           const std::optional<int64_t>& packed_rows) {
+                           const std::optional<int64_t>& packed_rows, const std::optional<int64_t>& length) {
   if (const auto group = fused_group(Op::kGemmReduceScatter, group_name)) {
-    return reduce_scatter_sum({x}, {weight}, bias, scatter_dim, packed_rows.value_or(-1), *group);
+    return reduce_scatter_sum({x}, {weight}, bias, scatter_dim, packed_rows.value_or(-1), length, *group);
   }
   return call_python<Tensor>("interlace::gemm_reduce_scatter_reference", x, weight, bias, scatter_dim,
-                             group_name, packed_rows);
+                             group_name, packed_rows, length);
 }
 
 Tensor sum_gemm_all_reduce(const Tensors& xs, const Tensors& weights, const std::string& group_name) {
@@ -246,12 +267,12 @@ Tensor sum_gemm_all_reduce(const Tensors& xs, const Tensors& weights, const std:
 }
 
 Tensor sum_gemm_reduce_scatter(const Tensors& xs, const Tensors& weights, int64_t scatter_dim,
-                               const std::string& group_name) {
+                               const std::string& group_name, const std::optional<int64_t>& length) {
   if (const auto group = fused_group(Op::kGemmReduceScatter, group_name)) {
-    return reduce_scatter_sum(xs, weights, std::nullopt, scatter_dim, -1, *group);
+    return reduce_scatter_sum(xs, weights, std::nullopt, scatter_dim, -1, length, *group);
   }
   return call_python<Tensor>("interlace::sum_gemm_reduce_scatter_reference", xs, weights, scatter_dim,
-                             group_name);
+                             group_name, length);
 }
 
 }  // namespace

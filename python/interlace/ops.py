@@ -34,11 +34,13 @@ def routed(op: torch._ops.OpOverload, group_name: str) -> torch._ops.OpOverload:
     return getattr(OPS, f"{name}_reference").default
 
 
-def _scattered(shape: Sequence[int], dim: int, group_name: str) -> list[int]:
-    info = resolve(group_name)
+def _scattered(shape: Sequence[int], dim: int, group_name: str, length: int | None) -> list[int]:
     dim %= len(shape)
-    begin, end = reference.chunk_range(shape[dim], info.world_size, info.rank)
-    return [*shape[:dim], end - begin, *shape[dim + 1 :]]
+    if length is None:
+        info = resolve(group_name)
+        begin, end = reference.chunk_range(shape[dim], info.world_size, info.rank)
+        length = end - begin
+    return [*shape[:dim], length, *shape[dim + 1 :]]
 
 
 def _gathered(shape: Sequence[int], dim: int, group_name: str, gather_size: int | None) -> list[int]:
@@ -73,9 +75,10 @@ def _gemm_reduce_scatter(
     scatter_dim: int,
     group_name: str,
     packed_rows: int | None = None,
+    length: int | None = None,
 ) -> Tensor:
     n = weight.shape[0] if packed_rows is None else packed_rows
-    return x.new_empty(_scattered([*x.shape[:-1], n], scatter_dim, group_name))
+    return x.new_empty(_scattered([*x.shape[:-1], n], scatter_dim, group_name, length))
 
 
 def _gemm_all_reduce(
@@ -113,10 +116,7 @@ def _all_gather(x: Tensor, dim: int, group_name: str, gather_size: int | None = 
 
 
 def _reduce_scatter(x: Tensor, dim: int, group_name: str, length: int | None = None) -> Tensor:
-    shape = _scattered(x.shape, dim, group_name)
-    if length is not None:
-        shape[dim] = length
-    return x.new_empty(shape)
+    return x.new_empty(_scattered(x.shape, dim, group_name, length))
 
 
 def _all_to_all(
@@ -176,10 +176,11 @@ def _sum_all_reduce(xs: list[Tensor], weights: list[Tensor], group_name: str) ->
     return reference.all_reduce(reference.sum_of_products(xs, weights), group_name).to(xs[0].dtype)
 
 
-def _sum_reduce_scatter(xs: list[Tensor], weights: list[Tensor], scatter_dim: int, group_name: str) -> Tensor:
-    return reference.reduce_scatter(reference.sum_of_products(xs, weights), scatter_dim, group_name).to(
-        xs[0].dtype
-    )
+def _sum_reduce_scatter(
+    xs: list[Tensor], weights: list[Tensor], scatter_dim: int, group_name: str, length: int | None = None
+) -> Tensor:
+    total = reference.sum_of_products(xs, weights)
+    return reference.reduce_scatter(total, scatter_dim, group_name, length).to(xs[0].dtype)
 
 
 def _plain(weight: Tensor, rows: int | None, x: Tensor) -> Tensor:
@@ -201,8 +202,8 @@ def _reference_all_gather_gemm(
 
 _REFERENCES: dict[str, Callable[..., Any]] = {
     "all_gather_gemm": _reference_all_gather_gemm,
-    "gemm_reduce_scatter": lambda x, w, b, dim, group_name, rows=None: reference.gemm_reduce_scatter(
-        x, _plain(w, rows, x), b, dim, group_name
+    "gemm_reduce_scatter": lambda x, w, b, dim, group_name, rows=None, length=None: (
+        reference.gemm_reduce_scatter(x, _plain(w, rows, x), b, dim, group_name, length)
     ),
     "gemm_all_reduce": lambda x, w, b, group_name, rows=None: reference.gemm_all_reduce(
         x, _plain(w, rows, x), b, group_name

@@ -71,18 +71,21 @@ def all_reduce(x: Tensor, group_name: str) -> Tensor:
     return out.to(x.dtype)
 
 
+def _own_range(size: int, group_name: str, device: torch.device, length: int | None) -> tuple[int, int]:
+    """Begin and end of this rank's part of a dim: its chunk, or its `length` in rank order (then collective)."""
+    pg = _resolve_process_group(group_name)
+    if length is None:
+        return chunk_range(size, pg.size(), pg.rank())
+    begin = sum(_gather_sizes(length, pg, pg.size(), device, None)[: pg.rank()])
+    return begin, begin + length
+
+
 def reduce_scatter(x: Tensor, dim: int, group_name: str, length: int | None = None) -> Tensor:
     """x [.., S, ..] -> this rank's part of the sum over ranks along `dim`: its chunk, or its `length` in rank order."""
-    pg = _resolve_process_group(group_name)
-    begin, end = chunk_range(x.shape[dim], pg.size(), pg.rank())
-    if length is not None:
-        sizes = _gather_sizes(length, pg, pg.size(), x.device, None)
-        begin = sum(sizes[: pg.rank()])
-        end = begin + length
+    begin, end = _own_range(x.shape[dim], group_name, x.device, length)
     # gloo's reduce_scatter is slower than all_reduce + slice from 4 MB on, and takes even shards only
-    return (
-        all_reduce(x, group_name).narrow(dim, begin, end - begin).clone(memory_format=torch.contiguous_format)
-    )
+    part = all_reduce(x, group_name).narrow(dim, begin, end - begin)
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 def all_to_all(
@@ -142,14 +145,18 @@ def gemm_all_reduce(x: Tensor, weight: Tensor, bias: Tensor | None, group_name: 
 
 
 def gemm_reduce_scatter(
-    x: Tensor, weight: Tensor, bias: Tensor | None, scatter_dim: int, group_name: str
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scatter_dim: int,
+    group_name: str,
+    length: int | None = None,
 ) -> Tensor:
-    """This rank's chunk along `scatter_dim` of the sum over ranks of x @ W^T, plus the bias once."""
-    out = reduce_scatter(_partial(x, weight), scatter_dim, group_name)
+    """This rank's part along `scatter_dim` of the sum over ranks of x @ W^T, plus the bias once."""
+    out = reduce_scatter(_partial(x, weight), scatter_dim, group_name, length)
     if bias is not None:
         if scatter_dim % x.dim() == x.dim() - 1:
-            pg = _resolve_process_group(group_name)
-            begin, end = chunk_range(bias.shape[0], pg.size(), pg.rank())
+            begin, end = _own_range(bias.shape[0], group_name, x.device, length)
             bias = bias[begin:end]
         out = out + bias
     return out.to(x.dtype)

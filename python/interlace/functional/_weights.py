@@ -13,11 +13,11 @@ from ..packing import PackedWeight
 __all__ = ["op_weights", "plain_weights"]
 
 
-def op_weights(weights: Sequence[Tensor], autocast: bool) -> tuple[list[Tensor], list[int]]:
+def op_weights(weights: Sequence[Tensor], unpack: bool) -> tuple[list[Tensor], list[int]]:
     """What the ops take: panels and their row counts when all weights are packed, else plain weights and []."""
     if not any(isinstance(w, PackedWeight) for w in weights):
         return list(weights), []
-    if autocast or not all(isinstance(w, PackedWeight) for w in weights):
+    if unpack or not all(isinstance(w, PackedWeight) for w in weights):
         return [w.unpack() if isinstance(w, PackedWeight) else w for w in weights], []
     return [w.panels for w in weights], [w.shape[0] for w in weights]
 

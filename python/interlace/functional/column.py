@@ -37,14 +37,14 @@ def _input_gradient(grad_outs: list[Tensor], weights: list[Tensor]) -> Tensor:
 
 
 def reduce_scatter_input_gradient(
-    grad_outs: list[Tensor], weights: list[Tensor], dim: int, group_name: str
+    grad_outs: list[Tensor], weights: list[Tensor], dim: int, group_name: str, length: int | None
 ) -> Tensor:
-    """This rank's chunk of the sum over ranks and weights of grad_out @ W."""
+    """This rank's part of the sum over ranks and weights of grad_out @ W: its chunk, or its `length`."""
     if len(weights) == 1:
-        return OPS.gemm_reduce_scatter(grad_outs[0], weights[0].t(), None, dim, group_name)
+        return OPS.gemm_reduce_scatter(grad_outs[0], weights[0].t(), None, dim, group_name, None, length)
     if torch.is_grad_enabled():  # create_graph: the summed op has no gradient of its own
-        return OPS.reduce_scatter(_input_gradient(grad_outs, weights), dim, group_name)
-    return OPS.sum_gemm_reduce_scatter(grad_outs, [w.t() for w in weights], dim, group_name)
+        return OPS.reduce_scatter(_input_gradient(grad_outs, weights), dim, group_name, length)
+    return OPS.sum_gemm_reduce_scatter(grad_outs, [w.t() for w in weights], dim, group_name, length)
 
 
 def all_reduce_input_gradient(grad_outs: list[Tensor], weights: list[Tensor], group_name: str) -> Tensor:
@@ -81,6 +81,8 @@ class _AllGatherGemm(torch.autograd.Function):
         )
         ctx.set_materialize_grads(False)
         ctx.options, ctx.packed_rows = options, packed_rows
+        # without the total, shards may be of any length: backward's op exchanges them, no rank may guess
+        ctx.length = x.shape[gather_dim] if gather_size is None else None
         ctx.has_bias = [b is not None for b in biases]
         ctx.save_for_backward(gathered if return_gathered else x, *weights)
         return gathered, *outs
@@ -96,9 +98,9 @@ class _AllGatherGemm(torch.autograd.Function):
         if needs[0]:
             grad_outs, used = _used(grads, plain_weights(weights, ctx.packed_rows, x.shape[-1], x.dtype))
             if grad_outs:
-                grad_x = reduce_scatter_input_gradient(grad_outs, used, gather_dim, group_name)
+                grad_x = reduce_scatter_input_gradient(grad_outs, used, gather_dim, group_name, ctx.length)
             if return_gathered and grad_gathered is not None:
-                extra = OPS.reduce_scatter(grad_gathered, gather_dim, group_name)
+                extra = OPS.reduce_scatter(grad_gathered, gather_dim, group_name, ctx.length)
                 grad_x = extra if grad_x is None else grad_x + extra
         if any(needs[1 : 1 + n]):
             rows = x if return_gathered else OPS.all_gather(x, gather_dim, group_name, gather_size)

@@ -47,7 +47,7 @@ def _lists(
         weights = list(weight)
         biases = [None] * len(weights) if bias is None else list(bias)
     check_product(op, x, weights, biases, info, inner_is_gathered)
-    weights, packed_rows = op_weights(weights, torch.is_autocast_enabled(x.device.type))
+    weights, packed_rows = op_weights(weights, inner_is_gathered or torch.is_autocast_enabled(x.device.type))
     return weights, biases, packed_rows
 
 

@@ -16,46 +16,38 @@ __all__: list[str] = []
 
 
 class _GemmReduceScatter(torch.autograd.Function):
-    """Y = chunk(sum_r X W^T) + b; dX = gather(dY) W, dW = gather(dY)^T X, db = sum gather(dY): one gather for all."""
+    """Y = part(sum_r X W^T) + b; dX = gather(dY) W, dW = gather(dY)^T X, db = sum gather(dY): one gather for all.
+
+    options: scatter_dim, group_name, packed_rows, length, as the op takes them.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, keyset: Any, scatter_dim: int, group_name: str, packed_rows: int | None, x: Tensor, weight: Tensor,
-        bias: Tensor | None,
-    ):  # fmt: skip
-        ctx.scatter_dim, ctx.group_name, ctx.packed_rows = scatter_dim % x.dim(), group_name, packed_rows
-        ctx.has_bias = bias is not None
+    def forward(ctx: Any, keyset: Any, options: tuple, x: Tensor, weight: Tensor, bias: Tensor | None):
+        ctx.options, ctx.has_bias = options, bias is not None
         ctx.save_for_backward(x, weight)
-        return below_autograd(
-            OPS.gemm_reduce_scatter.default,
-            keyset,
-            group_name,
-            x,
-            weight,
-            bias,
-            scatter_dim,
-            group_name,
-            packed_rows,
-        )
+        return below_autograd(OPS.gemm_reduce_scatter.default, keyset, options[1], x, weight, bias, *options)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor):
         x, weight = ctx.saved_tensors
+        scatter_dim, group_name, packed_rows, length = ctx.options
+        dim = scatter_dim % x.dim()
         need_x, need_weight, need_bias = will_need(ctx, [x, weight, weight if ctx.has_bias else None])
-        (plain,) = plain_weights([weight], ctx.packed_rows, x.shape[-1], x.dtype)
-        size = plain.shape[0] if ctx.scatter_dim == x.dim() - 1 else x.shape[ctx.scatter_dim]
+        (plain,) = plain_weights([weight], packed_rows, x.shape[-1], x.dtype)
+        size = plain.shape[0] if dim == x.dim() - 1 else x.shape[dim]
+        size = size if length is None else None
         grad_x = grad_weight = grad_bias = gathered = None
         if need_x:
             gathered, (grad_x,) = OPS.all_gather_gemm(
-                grad_out, [plain.t()], [None], ctx.scatter_dim, ctx.group_name, need_weight or need_bias, size
+                grad_out, [plain.t()], [None], dim, group_name, need_weight or need_bias, size
             )
         elif need_weight or need_bias:
-            gathered = OPS.all_gather(grad_out, ctx.scatter_dim, ctx.group_name, size)
+            gathered = OPS.all_gather(grad_out, dim, group_name, size)
         if need_weight:
             grad_weight = weight_gradient(gathered, x)
         if need_bias:
             grad_bias = bias_gradient(gathered)
-        return None, None, None, None, grad_x, grad_weight, grad_bias
+        return None, None, grad_x, grad_weight, grad_bias
 
 
 def _gemm_reduce_scatter(
@@ -66,20 +58,12 @@ def _gemm_reduce_scatter(
     scatter_dim: int,
     group_name: str,
     packed_rows: int | None = None,
+    length: int | None = None,
 ) -> Tensor:
+    options = (scatter_dim, group_name, packed_rows, length)
     if requires_grad(x, weight, bias):
-        return _GemmReduceScatter.apply(keyset, scatter_dim, group_name, packed_rows, x, weight, bias)
-    return below_autograd(
-        OPS.gemm_reduce_scatter.default,
-        keyset,
-        group_name,
-        x,
-        weight,
-        bias,
-        scatter_dim,
-        group_name,
-        packed_rows,
-    )
+        return _GemmReduceScatter.apply(keyset, options, x, weight, bias)
+    return below_autograd(OPS.gemm_reduce_scatter.default, keyset, group_name, x, weight, bias, *options)
 
 
 class _GemmAllReduce(torch.autograd.Function):

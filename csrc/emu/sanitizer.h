@@ -2,6 +2,9 @@
 //
 // Every CUDA thread is a fiber, and ThreadSanitizer is told that switching between fibers orders nothing: two threads
 // of one block race unless a barrier or a release/acquire pair stands between them, as on the device.
+//
+// What it cannot see: a struct that a function returns straight into shared memory. GCC takes such a return slot for
+// local memory. Kernels receive the value first and store it in a statement of its own.
 #pragma once
 
 #if defined(__SANITIZE_THREAD__)

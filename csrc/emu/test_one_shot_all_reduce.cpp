@@ -41,11 +41,13 @@ template <typename T> struct Launch {
 using Kernel = void (*)(SymmetricGroup, AllReduceArguments);
 
 template <typename T> Kernel kernel_for(int world_size) {
-  constexpr Kernel kKernels[] = {one_shot_all_reduce_kernel<T, 1>, one_shot_all_reduce_kernel<T, 2>,
-                                 one_shot_all_reduce_kernel<T, 3>, one_shot_all_reduce_kernel<T, 4>,
-                                 one_shot_all_reduce_kernel<T, 5>, one_shot_all_reduce_kernel<T, 6>,
-                                 one_shot_all_reduce_kernel<T, 7>, one_shot_all_reduce_kernel<T, 8>};
-  return kKernels[world_size - 1];
+  switch (world_size) {
+    case 1: return one_shot_all_reduce_kernel<T, 1>;
+    case 2: return one_shot_all_reduce_kernel<T, 2>;
+    case 3: return one_shot_all_reduce_kernel<T, 3>;
+    case 4: return one_shot_all_reduce_kernel<T, 4>;
+    default: return one_shot_all_reduce_kernel<T, kMaxRanks>;
+  }
 }
 
 template <typename T> void check(const Case& test, const Launch<T>& launched, int rank, int launch_number) {

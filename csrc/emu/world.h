@@ -3,7 +3,6 @@
 
 #include <sched.h>
 
-#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -21,20 +20,21 @@ struct Delay {
 // stand still for `idle_rounds` rounds declares the world stuck, and every block adds to `dump` who waits for what.
 class World {
  public:
-  explicit World(uint64_t seed, Delay delay = {}, uint64_t idle_rounds = 100'000)
+  explicit World(uint64_t seed, Delay delay = {}, uint64_t idle_rounds = 30'000)
       : seed_(seed), delay_(delay), idle_rounds_(idle_rounds) {}
 
   uint64_t seed() const { return seed_; }
   const Delay& delay() const { return delay_; }
   uint64_t idle_rounds() const { return idle_rounds_; }
 
-  // Relaxed: only the fact that something happened counts, it must not order the kernels' own accesses.
-  void note_progress() { progress_.fetch_add(1, std::memory_order_relaxed); }
-  uint64_t progress() const { return progress_.load(std::memory_order_relaxed); }
+  // Relaxed: only the fact that something happened counts, it must not order the kernels' own accesses. Builtins,
+  // because GCC makes std::atomic's orders sequentially consistent when it does not inline them.
+  void note_progress() { __atomic_fetch_add(&progress_, 1, __ATOMIC_RELAXED); }
+  uint64_t progress() const { return __atomic_load_n(&progress_, __ATOMIC_RELAXED); }
 
-  bool stuck() const { return stuck_.load(std::memory_order_relaxed); }
+  bool stuck() const { return __atomic_load_n(&stuck_, __ATOMIC_RELAXED); }
   void report_stuck(const std::string& who) {
-    stuck_.store(true, std::memory_order_relaxed);
+    __atomic_store_n(&stuck_, true, __ATOMIC_RELAXED);
     const std::lock_guard lock(mutex_);
     dump_ += who;
   }
@@ -60,8 +60,8 @@ class World {
   const uint64_t seed_;
   const Delay delay_;
   const uint64_t idle_rounds_;
-  std::atomic<uint64_t> progress_{0};
-  std::atomic<bool> stuck_{false};
+  uint64_t progress_ = 0;
+  bool stuck_ = false;
   std::mutex mutex_;
   std::string dump_;
 };

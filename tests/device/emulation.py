@@ -10,7 +10,7 @@ from pathlib import Path
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 PROGRAMS = tuple(sorted(path.stem.removeprefix("test_") for path in (CSRC / "emu").glob("test_*.cpp")))
 SHARED_FOLDERS = ("core", "cuda", "emu")  # what the programs are made of
-FLAGS = ("-std=c++20", "-O1", "-g1", "-Wall", "-Wextra", "-pthread")
+FLAGS = ("-std=c++20", "-g1", "-Wall", "-Wextra", "-pthread")
 TIMEOUT_SECONDS = 240
 
 
@@ -47,23 +47,49 @@ def copy_with_bug(mutant: Mutant, destination: Path) -> None:
     path.write_text(text.replace(mutant.before, mutant.after))
 
 
-def build(program: str, *, tsan: bool, sources: Path, output: Path) -> None:
-    """Compile one test program from `sources` (a csrc folder)."""
+def build(program: str, *, tsan: bool, sources: Path, output: Path, optimize: bool = True) -> None:
+    """Compile one test program from `sources` (a csrc folder). Not optimized it builds faster, but runs slower."""
     # misaligned 16-byte accesses trap on the device, but not on x86
     sanitizer = (
         ("-fsanitize=thread",) if tsan else ("-fsanitize=alignment", "-fno-sanitize-recover=alignment")
     )
     source = sources / "emu" / f"test_{program}.cpp"
-    command = ["g++", *FLAGS, *sanitizer, f"-I{sources}", str(source), "-o", str(output)]
+    command = [
+        "g++",
+        *FLAGS,
+        "-O1" if optimize else "-O0",
+        *sanitizer,
+        f"-I{sources}",
+        str(source),
+        "-o",
+        str(output),
+    ]
     compiled = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
     assert compiled.returncode == 0, compiled.stderr
     assert not compiled.stderr, f"warnings: {compiled.stderr}"
 
 
+def _launcher() -> list[str]:
+    """What to put before a program so that ThreadSanitizer finds its addresses free, where the kernel shuffles them.
+
+    With vm.mmap_rnd_bits above 28 the library of older compilers stops with "unexpected memory mapping".
+    """
+    bits = Path("/proc/sys/vm/mmap_rnd_bits")
+    setarch = shutil.which("setarch")
+    try:
+        shuffled = int(bits.read_text()) > 28
+    except (OSError, ValueError):
+        return []
+    if not shuffled or setarch is None:
+        return []
+    allowed = subprocess.run([setarch, "-R", "true"], capture_output=True, check=False).returncode == 0
+    return [setarch, "-R"] if allowed else []
+
+
 def run(program: Path, seeds: int) -> Result:
     """Run a test program with that many seeds; ThreadSanitizer's first report ends it."""
     finished = subprocess.run(
-        [str(program), str(seeds)],
+        [*_launcher(), str(program), str(seeds)],
         env={"TSAN_OPTIONS": "halt_on_error=1"},
         capture_output=True,
         text=True,

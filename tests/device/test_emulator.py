@@ -105,7 +105,8 @@ def test_a_planted_bug_is_caught(mutant: Mutant, tmp_path: Path) -> None:
     """Would catch: emulator or test programs that no longer notice the bug."""
     emulation.copy_with_bug(mutant, tmp_path / "csrc")
     program = tmp_path / mutant.program
-    emulation.build(mutant.program, tsan=mutant.tsan, sources=tmp_path / "csrc", output=program)
+    sources = tmp_path / "csrc"
+    emulation.build(mutant.program, tsan=mutant.tsan, sources=sources, output=program, optimize=False)
     result = emulation.run(program, seeds=4)
     assert result.status != 0, f"bug not noticed:\n{result.output}"
     reports = ("FAILED", "ThreadSanitizer", "misaligned address")

@@ -31,7 +31,10 @@ one_shot_all_reduce_kernel(INTERLACE_PARAMETER SymmetricGroup group,
   if (open) {
     auto* const staging = reinterpret_cast<Pack<T>*>(half_of(group, rank, entry.epoch));
     const bool wide = aligned_to_pack(input);
-    for (int64_t i = first; i < packs; i += stride) staging[i] = load_pack(input, i, count, wide);
+    for (int64_t i = first; i < packs; i += stride) {
+      const Pack<T> pack = load_pack(input, i, count, wide);  // see emu/sanitizer.h: a store of its own
+      staging[i] = pack;
+    }
     open = meet_peers(group, Op::kAllReduce, entry.epoch);
   }
   if (open) {

@@ -375,3 +375,29 @@ def _packed(rank: int, world_size: int) -> None:
 def test_a_split_model_takes_packed_weights() -> None:
     """Inference keeps one copy of each weight, in the layout of the tile engine; names and plain state dict stay."""
     run_distributed(2, _packed)
+
+
+class Block(nn.Module):
+    """A decoder layer of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn, self.mlp = Head(3, 1), Layer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(x + self.attn(x))
+
+
+def _own_model(rank: int, world_size: int) -> None:
+    whole = Net(layers=0)
+    whole.layers = nn.ModuleList([Block() for _ in range(2)]).double()
+    for sequence_parallel in (False, True):
+        split = parallelize(copy.deepcopy(whole), None, sequence_parallel=sequence_parallel)
+        assert isinstance(split.layers[1].attn.wo, RowParallelLinear)
+        _compare(split, whole)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_auto_recognises_a_decoder_of_ones_own(world_size: int) -> None:
+    """By names, shapes and source, without a config: heads counted in attributes, 3 of them on 2 and 4 ranks."""
+    run_distributed(world_size, _own_model)

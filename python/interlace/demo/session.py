@@ -21,7 +21,7 @@ from interlace.demo.text import TEXT
 __all__ = ["Plan", "run"]
 
 PREFILL_TOKENS = 128
-BUDGET_SECONDS = {False: 25.0, True: 4.0}  # of one phase; with --quick
+BUDGET_SECONDS = {False: 20.0, True: 4.0}  # of one phase; with --quick
 MOST_ITERATIONS = {"prefill": 15, "decode": 40}
 
 

@@ -205,14 +205,26 @@ def test_replicated_results_are_bitwise_equal_on_all_ranks(world_size: int) -> N
 
 
 def skewed(rank: int, world_size: int) -> list[str]:
-    """Shards that torch.chunk would not make: their gradient could not be scattered back."""
+    """Shards that torch.chunk would not make: any length, but then the total must not be claimed to be chunks."""
+    sizes = [1, 4, 0, 2][:world_size]
+    generator = torch.Generator().manual_seed(8)
     answers = []
-    for give_size in (False, True):
-        sizes = [1, 4, 2, 0][:world_size]
-        x = torch.ones(sizes[rank], 8)
-        size = sum(sizes) if give_size else None
+    for dtype, lead in itertools.product((torch.float32, torch.bfloat16, torch.float64), ((), (3,))):
+        xs = [oracle.integers((size, *lead, 8), dtype, generator) for size in sizes]
+        ws = [oracle.integers((5, 8), dtype, generator) for _ in sizes]
+        gs = [oracle.integers((sum(sizes), *lead, 5), dtype, generator) for _ in sizes]
+        x, weight = xs[rank].clone().requires_grad_(), ws[rank].clone().requires_grad_()
+        out = interlace.functional.all_gather_linear(x, weight, group=None)
+        grad_x, grad_weight = torch.autograd.grad(out, [x, weight], gs[rank])
+        whole = torch.cat(xs).double()
+        oracle.check_equal("out", out, whole @ ws[rank].double().t())
+        summed = sum(g.double() @ w.double() for g, w in zip(gs, ws, strict=True))
+        oracle.check_equal("grad_x", grad_x, summed[sum(sizes[:rank]) : sum(sizes[: rank + 1])])
+        oracle.check_equal(
+            "grad_weight", grad_weight, gs[rank].double().flatten(0, -2).t() @ whole.flatten(0, -2)
+        )
         try:
-            interlace.functional.all_gather_linear(x, torch.ones(5, 8), group=None, gather_size=size)
+            interlace.functional.all_gather_linear(x, weight, group=None, gather_size=sum(sizes))
         except (ValueError, interlace.CollectiveAborted) as error:
             answers.append(str(error))
         out = interlace.functional.all_reduce(torch.ones(3), group=None)
@@ -221,10 +233,10 @@ def skewed(rank: int, world_size: int) -> list[str]:
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_shards_that_chunk_would_not_make_are_refused_on_every_rank(world_size: int) -> None:
-    """Catches rows that are dropped or counted twice when the ranks hold shards of free length."""
+def test_shards_of_any_length_are_gathered_and_their_gradients_scattered_back(world_size: int) -> None:
+    """Catches rows that are dropped or counted twice, or an accepted total that cuts elsewhere than the shards."""
     for answers in run_distributed(world_size, skewed):
-        assert len(answers) == 2 and all("all_gather" in a and "gather" in a for a in answers), answers
+        assert len(answers) == 6 and all("gather_size" in answer for answer in answers), answers
 
 
 def changed_weights(rank: int, world_size: int) -> None:

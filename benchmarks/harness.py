@@ -7,6 +7,7 @@ runs; see `interlace.bench`. A wrong result is printed as WRONG and makes the ex
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,17 @@ from interlace.bench import (
     place,
 )
 
-__all__ = ["Column", "Session", "command", "copies_for", "on_ranks", "options", "packed", "rotating"]
+__all__ = [
+    "Column",
+    "Session",
+    "command",
+    "copies_for",
+    "on_ranks",
+    "options",
+    "packed",
+    "relative_error",
+    "rotating",
+]
 
 Run: TypeAlias = Callable[[Mapping[str, object]], int]
 
@@ -93,18 +104,17 @@ class Session:
         if self.rank == 0:
             print(text, flush=True, file=sys.stderr if self.settings["json"] == "-" else sys.stdout)
 
-    def check(self, what: str, got: Tensor, want: Tensor) -> None:
-        """Compare with the oracle on this rank; collective, so that all ranks know. Shapes must agree too."""
-        error = float("inf")
-        if got.shape == want.shape and bool(torch.isfinite(got).all()):
-            scale = max(float(want.abs().max()), 1e-30) if want.numel() else 1.0
-            error = float((got.double() - want.double()).abs().max()) / scale if want.numel() else 0.0
-        worst = torch.tensor(error, dtype=torch.float64)
+    def check(self, what: str, got: Tensor, want: Tensor, limit: float = 0.0) -> None:
+        """Compare with the oracle on this rank; collective, so that all ranks know. Shapes must agree too.
+
+        limit: what may be off where that is more than a single product's rounding.
+        """
+        worst = torch.tensor(relative_error(got, want), dtype=torch.float64)
         dist.all_reduce(worst, dist.ReduceOp.MAX)
-        limit = LIMIT.get(got.dtype, LIMIT[torch.float32])
+        limit = max(limit, LIMIT[got.dtype])
         if not float(worst) <= limit:
             self.wrong.append(what)
-            self.say(f"WRONG {what}: off by {float(worst):.2e} of the largest, limit {limit:.0e}")
+            self.say(f"WRONG {what}: off by {float(worst):.2e} of the largest, limit {limit:.1e}")
 
     def add(self, **line: object) -> None:
         """One line of the table, printed as soon as it is there."""
@@ -134,6 +144,15 @@ class Session:
             text = json.dumps(content, indent=2) + "\n"
             sys.stdout.write(text) if path == "-" else Path(str(path)).write_text(text)
         return 1 if self.wrong else 0
+
+
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """max |got - want| / max |want| in fp64; infinite for another shape, NaN or infinity."""
+    if got.shape != want.shape or not bool(torch.isfinite(got).all()):
+        return math.inf
+    if not want.numel():
+        return 0.0
+    return float((got.double() - want.double()).abs().max()) / max(float(want.abs().max()), 1e-30)
 
 
 def packed(weight: Tensor, settings: Mapping[str, object]) -> Tensor:

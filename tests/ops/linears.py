@@ -240,6 +240,12 @@ OPS = {
 }
 
 
+def has_tiles(dtype: torch.dtype) -> bool:
+    """Whether this machine, under the cap of its instruction set, multiplies packed weights of the dtype."""
+    _, float32_tiles, bfloat16_tiles, _ = torch.ops.interlace.engine_info()
+    return {torch.float32: float32_tiles, torch.bfloat16: bfloat16_tiles}[dtype]
+
+
 def forward_backward(name: str, case: Case, local: Local, group: dist.ProcessGroup | None) -> Result:
     """Calls the op on fresh leaves with the layouts of the case."""
     leaves = [local.x, *([] if case.frozen else local.weights), *(b for b in local.biases if b is not None)]
@@ -247,7 +253,7 @@ def forward_backward(name: str, case: Case, local: Local, group: dist.ProcessGro
     x, rest = leaves[0], leaves[1:]
     count = len(local.weights)
     weights = [w.detach() for w in local.weights] if case.frozen else rest[:count]
-    if case.packed:
+    if case.packed and has_tiles(case.dtype):
         weights = [interlace.PackedWeight.pack(w) for w in weights]
     biases = rest[-count:] if case.bias else [None] * count
     outs = OPS[name][1](x, weights, biases, case, group)

@@ -16,8 +16,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import nn
 
-from interlace.bench import one_line
-from interlace.demo.clock import Row
+from interlace.bench import Timings, one_line
+from interlace.demo.clock import COMPUTE_ONLY, Row
 from interlace.demo.compare import Subject, Verdict
 
 __all__ = ["Reporter"]
@@ -64,6 +64,19 @@ class Reporter:
         with Progress(*columns, console=self.console, transient=True) as bar:
             task = bar.add_task(phase, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
+
+    def disturbances(self, phase: str, timings: Timings) -> None:
+        """Say so when other work took the cores for most of the time: such numbers mean little.
+
+        Told from the compute-only runs: the others share their core with gloo's threads.
+        """
+        alone = [timings.summary(name) for name in timings.runs if name.endswith(COMPUTE_ONLY)]
+        fewest = min(alone, key=lambda one: one.kept / one.taken)
+        if fewest.kept < fewest.taken / 2:
+            self.say(
+                f"busy machine: only {fewest.kept} of {fewest.taken} {phase} iterations kept their cores;"
+                " run again when it is idle"
+            )
 
     def parity(self, verdict: Verdict | None) -> None:
         """The comparison with the unsplit model."""

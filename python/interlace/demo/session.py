@@ -91,5 +91,6 @@ def _time(plan: Plan, subject: Subject, placement: Placement, reporter: Reporter
         variants = variants_of(work, subject.unsplit, subject.paths, placement)
         with reporter.progress(phase) as tick:
             timings = time_phase(variants, BUDGET_SECONDS[plan.quick], most[phase], tick)
+        reporter.disturbances(phase, timings)
         rows += rows_of(phase, tokens, timings, subject.paths)
     return rows

@@ -38,6 +38,10 @@ struct Isa {
   // tile[m][column] = x[m, :] . w[column, :], for weights in plain layout; tile columns beyond `columns` are zero
   void (*dot_tile)(Dtype dtype, const void* x, int64_t x_stride, int64_t rows, const void* w,
                    int64_t w_stride, int64_t columns, int64_t depth, float* tile);
+  // tile[m][column] = x[m, :] . panel[:, column] in fp32, for few rows: four sums over every fourth k, because one
+  // chain over all of them rounds twice as badly as torch's own product
+  void (*panel_tile)(const float* x, int64_t x_stride, int64_t rows, const float* panel, int64_t depth,
+                     float* tile);
 };
 
 const Isa& isa();  // the one in use

@@ -45,7 +45,7 @@ const Isa& isa_avx2() {
   static const Isa table{"avx2",           sum,        sum_rows,
                          add_tile,         store_tile, stream_tile,
                          stream_copy,      widen,      transpose_words_plain,
-                         interleave_pairs, dot_tile};
+                         interleave_pairs, dot_tile,   panel_tile};
   return table;
 }
 

@@ -83,7 +83,7 @@ void transpose_words(uint32_t* panel, const uint32_t* rows, int64_t row_stride, 
 const Isa& isa_avx512() {
   using namespace isa_avx512_kernels;
   static const Isa table{"avx512",    sum,   sum_rows,        add_tile,         store_tile, stream_tile,
-                         stream_copy, widen, transpose_words, interleave_pairs, dot_tile};
+                         stream_copy, widen, transpose_words, interleave_pairs, dot_tile,   panel_tile};
   return table;
 }
 

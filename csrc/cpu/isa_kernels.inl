@@ -270,3 +270,29 @@ void dot_tile(Dtype dtype, const void* x, int64_t x_stride, int64_t rows, const 
                 depth, tile);
   }
 }
+
+void panel_tile(const float* x, int64_t x_stride, int64_t rows, const float* panel, int64_t depth, float* tile) {
+  constexpr int kSets = 4;
+  constexpr int kVectors = kTileColumns / kWidth;
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* values = x + row * x_stride;
+    Floats sums[kSets][kVectors] = {};
+    int64_t k = 0;
+    for (; k + kSets <= depth; k += kSets) {
+      for (int set = 0; set < kSets; ++set) {
+        const float* line = panel + (k + set) * kTileColumns;
+        __builtin_prefetch(line + 32 * kTileColumns);
+        for (int v = 0; v < kVectors; ++v) sums[set][v] += values[k + set] * load_floats(line + v * kWidth);
+      }
+    }
+    for (; k < depth; ++k) {
+      for (int v = 0; v < kVectors; ++v) {
+        sums[0][v] += values[k] * load_floats(panel + k * kTileColumns + v * kWidth);
+      }
+    }
+    for (int v = 0; v < kVectors; ++v) {
+      const Floats total = (sums[0][v] + sums[1][v]) + (sums[2][v] + sums[3][v]);
+      __builtin_memcpy(tile + row * kTileColumns + v * kWidth, &total, sizeof(total));
+    }
+  }
+}

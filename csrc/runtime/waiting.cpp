@@ -128,8 +128,11 @@ void Group::check_liveness(const Wait& wait, double waited) {
     fail_mismatch(wait.peer);
   }
   const std::string peer = "rank " + std::to_string(wait.peer);
-  if (process_ended(pidfds_[wait.peer]) && !wait.ready()) {
-    const std::string died = peer + " (pid " + std::to_string(page(wait.peer).pid) + ") has ended";
+  // the dead first, whoever they are: a peer that left did so because of them
+  for (int r = 0; r < world_size(); ++r) {
+    if (!process_ended(pidfds_[r]) || wait.ready()) continue;
+    const std::string died =
+        "rank " + std::to_string(r) + " (pid " + std::to_string(page(r).pid) + ") has ended";
     mark_broken(died);
     throw CollectiveFailure(FailureKind::kAborted, where() + ": " + died);
   }

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ._native import _C  # noqa: F401  (loads the op library)
+from .errors import translated  # (its import loads the op library)
 
 __all__ = ["PackedWeight", "pack_weights", "packed_bytes", "unpack_weights"]
 
@@ -52,7 +52,11 @@ class PackedWeight(Tensor):
     def pack(cls, weight: Tensor) -> PackedWeight:
         """Pack a plain weight [N, K] of any strides. TypeError when no tile kernel takes its dtype here."""
         plain = weight.detach()
-        return cls(_OPS.pack_weight(plain), plain.shape[0], plain.shape[1], plain.dtype)
+        try:
+            panels = _OPS.pack_weight(plain)
+        except RuntimeError as error:
+            raise translated(error) from None
+        return cls(panels, plain.shape[0], plain.shape[1], plain.dtype)
 
     def unpack(self) -> Tensor:
         """The plain weight [N, K], a copy; bit for bit what was packed."""

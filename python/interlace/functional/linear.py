@@ -14,7 +14,7 @@ from ..groups import Group, GroupInfo, resolve
 from ..ops import OPS, routed
 from . import column, row  # noqa: F401  (register the gradients)
 from ._check import check_dim, check_gather_size, check_product
-from ._weights import op_weights
+from ._weights import op_weights, plain_weights
 
 __all__ = ["all_gather_linear", "column_linear", "linear_all_reduce", "linear_reduce_scatter"]
 
@@ -169,6 +169,8 @@ def _local(
     x: Tensor, weights: list[Tensor], biases: list[Tensor | None], packed_rows: list[int]
 ) -> list[Tensor]:
     """A world of one: nothing to communicate."""
-    if packed_rows:
+    if packed_rows and torch.is_grad_enabled() and x.requires_grad:
+        weights = plain_weights(weights, packed_rows, x.shape[-1], x.dtype)
+    elif packed_rows:
         return _call(OPS.column_gemm.default, "", x, weights, biases, "", packed_rows)
     return [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]

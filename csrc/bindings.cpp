@@ -85,6 +85,7 @@ py::dict describe_group(const std::string& name) {
   info["world_size"] = group->world_size();
   info["epoch"] = group->epoch();
   info["half_bytes"] = group->half_bytes();
+  info["streaming"] = group->streaming();
   info["segment_bytes"] = group->bytes_backed();
   return info;
 }
@@ -101,6 +102,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("join_group", &join_group, py::arg("name"), py::arg("rank"), py::arg("own"), py::arg("descriptors"),
         py::arg("pids"), py::arg("timeout"), py::arg("oversubscribed"), py::arg("first_epoch"),
         py::arg("half_bytes"), py::arg("max_half_bytes"));
+  m.def(
+      "probe_latency", [](const std::string& name) { return require_group(name)->probe_latency(); },
+      py::call_guard<py::gil_scoped_release>());
+  m.def("set_streaming",
+        [](const std::string& name, bool streaming) { require_group(name)->set_streaming(streaming); });
   m.def("leave_group", &unregister_group);
   m.def("has_group", [](const std::string& name) { return find_group(name) != nullptr; });
   m.def("group_names", &group_names);

@@ -47,6 +47,7 @@ struct alignas(4096) ControlPage {
   Call calls[2];  // by parity, read only to explain a mismatch
   int64_t splits[2][kMaxRanks];  // all_to_all: elements for each rank, by parity
   FailureText failures[2];  // by parity
+  alignas(128) std::atomic<uint32_t> probe;  // ping-pong of the latency probe, once after rendezvous
 };
 
 constexpr int64_t kControlBytes = sizeof(ControlPage);

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/heuristics.h"
 #include "cpu/host.h"
 #include "cpu/scratch.h"
 
 namespace interlace {
 namespace {
-
-// Below this many rows in all, one product over gathered rows beats one per shard: every panel is streamed once.
-constexpr int64_t kGatherFirstRows = 64;
 
 struct Piece {
   const GatherProblem& p;

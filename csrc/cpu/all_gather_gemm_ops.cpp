@@ -113,7 +113,7 @@ std::tuple<Tensor, Tensors> run_tiles(Group& group, const GatherCall& args, cons
     outs.push_back(output(args, total, weights[i].n));
     const int64_t rows = total * args.granule;
     products.push_back(
-        std::make_unique<Product>(std::vector<WeightView>{weights[i]}, rows, rows > kOneShotRows));
+        std::make_unique<Product>(std::vector<WeightView>{weights[i]}, rows, rows > kGatherFirstRows));
     if (torch::stable::get_num_threads() > 1) products.back()->pack_all();
     problem.outs.push_back({products.back().get(), static_cast<char*>(outs.back().data_ptr()),
                             bias_of(args.biases[i], weights[i].n, x.dtype, leases[i])});

@@ -54,8 +54,9 @@ Call call_of(const ReduceCall& args, const Operands& operands) {
   return call;
 }
 
-// Exact partial sums (fp32) for decode and where gradients come from; bf16 on the wire would round once more.
-Dtype wire_of(Dtype dtype) { return dtype == Dtype::kFloat64 ? Dtype::kFloat64 : Dtype::kFloat32; }
+// Partial tiles of bf16 products travel in bf16 and are summed in fp32; the owner's own part is never rounded. The
+// error against fp64 stays below sqrt(1 + (W - 1) / W), 1.41 times, that of one unsharded bf16 product.
+Dtype wire_of(Dtype dtype) { return dtype == Dtype::kBFloat16 ? dtype : Dtype::kFloat32; }
 
 void run_tiles(Group& group, const ReduceCall& args, const Operands& operands, const Call& call,
                Choice choice, Tensor& out) {

@@ -24,10 +24,10 @@ struct Isa {
   // out[row * ld + column] = tile + bias, for the first `columns` columns
   void (*store_tile)(Dtype dtype, void* out, int64_t ld, const float* tile, int64_t rows, int64_t columns,
                      const float* bias);
-  // the same for a dense tile that goes past this core's cache; `out` is 64-byte aligned, wire is fp32 or bf16.
-  // The caller fences before it publishes.
-  void (*stream_tile)(Dtype wire, void* out, const float* tile, int64_t n);
-  void (*stream_copy)(void* out, const void* in, int64_t bytes);  // ends with a store fence
+  // the same for a dense tile that bypasses this core's cache; `out` is 64-byte aligned. stream_fence() makes such
+  // stores visible before whatever this thread publishes next.
+  void (*stream_tile)(Dtype dtype, void* out, const float* tile, int64_t n);
+  void (*stream_fence)();
   void (*widen)(Dtype dtype, float* out, const void* in, int64_t n);
   // panel[k][column] = rows[column][k] in 32-bit words, zero beyond `columns`
   void (*transpose_words)(uint32_t* panel, const uint32_t* rows, int64_t row_stride, int64_t columns,

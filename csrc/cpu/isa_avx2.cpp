@@ -12,19 +12,7 @@ namespace isa_avx2_kernels {
 constexpr int kWidth = 8;
 #include "cpu/isa_kernels.inl"
 
-void stream_copy(void* out, const void* in, int64_t bytes) {
-  auto* o = static_cast<char*>(out);
-  const auto* p = static_cast<const char*>(in);
-  int64_t i = 0;
-  if (reinterpret_cast<uintptr_t>(o) % 32 == 0) {
-    for (; i + 32 <= bytes; i += 32) {
-      _mm256_stream_si256(reinterpret_cast<__m256i*>(o + i),
-                          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i)));
-    }
-  }
-  std::memcpy(o + i, p + i, bytes - i);
-  _mm_sfence();
-}
+void stream_fence() { _mm_sfence(); }
 
 void stream_tile(Dtype wire, void* out, const float* tile, int64_t n) {
   alignas(64) char row[kTileColumns * 4];
@@ -44,7 +32,7 @@ const Isa& isa_avx2() {
   using namespace isa_avx2_kernels;
   static const Isa table{"avx2",           sum,        sum_rows,
                          add_tile,         store_tile, stream_tile,
-                         stream_copy,      widen,      transpose_words_plain,
+                         stream_fence,     widen,      transpose_words_plain,
                          interleave_pairs, dot_tile,   panel_tile};
   return table;
 }

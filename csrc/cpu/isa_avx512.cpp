@@ -12,17 +12,7 @@ namespace isa_avx512_kernels {
 constexpr int kWidth = 16;
 #include "cpu/isa_kernels.inl"
 
-void stream_copy(void* out, const void* in, int64_t bytes) {
-  auto* o = static_cast<char*>(out);
-  const auto* p = static_cast<const char*>(in);
-  int64_t i = 0;
-  if (reinterpret_cast<uintptr_t>(o) % 64 == 0) {
-    for (; i + 64 <= bytes; i += 64)
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(o + i), _mm512_loadu_si512(p + i));
-  }
-  std::memcpy(o + i, p + i, bytes - i);
-  _mm_sfence();
-}
+void stream_fence() { _mm_sfence(); }
 
 void stream_tile(Dtype wire, void* out, const float* tile, int64_t n) {
   alignas(64) char row[kTileColumns * 4];
@@ -82,8 +72,8 @@ void transpose_words(uint32_t* panel, const uint32_t* rows, int64_t row_stride, 
 
 const Isa& isa_avx512() {
   using namespace isa_avx512_kernels;
-  static const Isa table{"avx512",    sum,   sum_rows,        add_tile,         store_tile, stream_tile,
-                         stream_copy, widen, transpose_words, interleave_pairs, dot_tile,   panel_tile};
+  static const Isa table{"avx512",     sum,   sum_rows,        add_tile,         store_tile, stream_tile,
+                         stream_fence, widen, transpose_words, interleave_pairs, dot_tile,   panel_tile};
   return table;
 }
 

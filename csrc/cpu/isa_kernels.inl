@@ -271,7 +271,8 @@ void dot_tile(Dtype dtype, const void* x, int64_t x_stride, int64_t rows, const 
   }
 }
 
-void panel_tile(const float* x, int64_t x_stride, int64_t rows, const float* panel, int64_t depth, float* tile) {
+void panel_tile(const float* x, int64_t x_stride, int64_t rows, const float* panel, int64_t depth,
+                float* tile) {
   constexpr int kSets = 4;
   constexpr int kVectors = kTileColumns / kWidth;
   for (int64_t row = 0; row < rows; ++row) {

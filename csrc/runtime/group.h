@@ -98,6 +98,14 @@ class Group {
   void require(int64_t bytes);
 
   void mark_broken(const std::string& why);
+
+  // Nanoseconds a flag takes from one core to another, between ranks 0 and 1; 0 on other ranks or when it took too
+  // long to measure. All ranks call it once, before the first op.
+  double probe_latency();
+  // Should tiles for peers bypass this core's cache? Yes between cores that share no cache: a normal store would
+  // fetch the line from afar first. The same answer on every rank, given by rank 0's probe.
+  void set_streaming(bool streaming) { streaming_ = streaming; }
+  bool streaming() const { return streaming_; }
   std::string describe() const;
 
  private:
@@ -133,6 +141,7 @@ class Group {
   uint32_t entered_seen_[kMaxRanks] = {};  // latest epoch each peer is known to have entered
   Call call_;
   uint64_t fingerprint_ = 0;
+  bool streaming_ = false;
   uint32_t generation_ = fork_generation();
   std::string broken_;
 };

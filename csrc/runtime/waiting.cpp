@@ -161,4 +161,29 @@ void Group::check_liveness(const Wait& wait, double waited) {
   }
 }
 
+double Group::probe_latency() {
+  constexpr uint32_t kRounds = 256;
+  constexpr double kPatience = 0.05;  // seconds; a probe that takes longer says nothing
+  if (rank() > 1 || world_size() < 2 || options_.oversubscribed) return 0;
+  std::atomic<uint32_t>& mine = page(rank()).probe;
+  const std::atomic<uint32_t>& theirs = page(1 - rank()).probe;
+  auto heard = [&](uint32_t round, double give_up) {
+    for (int i = 0; theirs.load(std::memory_order_acquire) < round; ++i) {
+      pause_once();
+      if (i % 1024 == 1023 && seconds_now() > give_up) return false;
+    }
+    return true;
+  };
+  // the first round only finds out that both are here
+  double start = 0;
+  for (uint32_t round = 1; round <= kRounds + 1; ++round) {
+    const double give_up = seconds_now() + kPatience;
+    if (rank() == 0) mine.store(round, std::memory_order_release);
+    if (!heard(round, give_up)) return 0;
+    if (rank() == 1) mine.store(round, std::memory_order_release);
+    if (round == 1) start = seconds_now();
+  }
+  return (seconds_now() - start) / (2 * kRounds) * 1e9;
+}
+
 }  // namespace interlace

@@ -98,7 +98,7 @@ def _column_gemm(
 
 
 def _sum_gemm_reduce_scatter(
-    xs: list[Tensor], weights: list[Tensor], scatter_dim: int, group_name: str
+    xs: list[Tensor], weights: list[Tensor], scatter_dim: int, group_name: str, length: int | None = None
 ) -> Tensor:
     return xs[0].new_empty(
         _scattered([*xs[0].shape[:-1], weights[0].shape[0]], scatter_dim, group_name, length)

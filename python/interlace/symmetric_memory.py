@@ -28,7 +28,7 @@ __all__ = ["refuse", "release", "rendezvous"]
 
 _HANDSHAKE_SECONDS = 60.0
 _TOKEN_BYTES = 16
-# measured on one processor: 32 to 40 ns between cores that share a last-level cache, 240 to 260 between those that do not
+# measured: 32 to 40 ns between cores that share a last-level cache, 240 to 260 ns between those that do not
 _FAR_NANOSECONDS = 120.0
 
 

@@ -27,8 +27,6 @@ MLP_PLAN = {"layers.*.up": "column", "layers.*.down": "row"}
 
 
 class Layer(nn.Module):
-    """A residual feed-forward layer with names of its own."""
-
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(6)
@@ -378,8 +376,6 @@ def test_a_split_model_takes_packed_weights() -> None:
 
 
 class Block(nn.Module):
-    """A decoder layer of one's own."""
-
     def __init__(self) -> None:
         super().__init__()
         self.attn, self.mlp = Head(3, 1), Layer()

@@ -129,6 +129,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("is_fused", [](const std::string& op, const std::string& name) {
     return fused_group(op_named(op), name) != nullptr;
   });
+  m.def("set_print_paths", &set_print_paths);
   m.def("last_path", [] {
     const Path path = last_path();
     return py::make_tuple(op_name(path.op), path.algorithm, path.reason, path.fused);

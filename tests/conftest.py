@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 from tests import distributed
+
+# A shell ignores SIGINT for what it runs in the background, and so would every process the tests start: those that
+# are sent one would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no compiler processes that outlive their test
 

@@ -211,7 +211,7 @@ Call describe(Op op, const Tensor& x, int64_t dim, int64_t columns, size_t weigh
 }
 
 void note_path(Op op, Algorithm algorithm, const char* reason) {
-  last_path() = {op, algorithm_name(algorithm), reason, algorithm != Algorithm::kReference};
+  note_path({op, algorithm_name(algorithm), reason, algorithm != Algorithm::kReference});
 }
 
 }  // namespace interlace

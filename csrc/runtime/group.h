@@ -159,6 +159,8 @@ enum class Backend : int { kAuto, kFused, kReference };
 Backend& backend();  // this thread's
 Backend& default_backend();  // what a thread starts with
 Path& last_path();
+void note_path(const Path& path);  // as this thread's last; printed when new and asked for
+void set_print_paths(bool print);  // INTERLACE_PRINT_CONFIG
 
 // The group when the op shall run on shared memory; null sends the call to torch.distributed and notes why. Throws
 // when the thread insists on shared memory and there is none.

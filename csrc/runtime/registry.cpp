@@ -1,5 +1,11 @@
 // The groups of this process by name. Ops take a name, so each call looks one up here.
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
 #include <map>
+#include <set>
+#include <utility>
 
 #include "runtime/group.h"
 
@@ -61,11 +67,28 @@ std::shared_ptr<Group> fused_group(Op op, const std::string& name) {
                             std::string(op_name(op)) + ": interlace.backend(\"fused\") but group '" + name +
                                 "' has no symmetric memory; interlace.resolve(group).fallback says why");
   }
-  last_path() = {op, "reference",
-                 group == nullptr ? "the group has no symmetric memory: torch.distributed"
-                                  : "interlace.backend(\"reference\"): torch.distributed",
-                 false};
+  note_path({op, "reference",
+             group == nullptr ? "the group has no symmetric memory: torch.distributed"
+                              : "interlace.backend(\"reference\"): torch.distributed",
+             false});
   return nullptr;
+}
+
+namespace {
+std::atomic<bool> print_paths{false};
+}
+
+void set_print_paths(bool print) { print_paths.store(print); }
+
+void note_path(const Path& path) {
+  last_path() = path;
+  if (!print_paths.load(std::memory_order_relaxed)) return;
+  static std::mutex mutex;
+  static std::set<std::pair<Op, std::string>> seen;
+  const std::lock_guard lock(mutex);
+  if (!seen.emplace(path.op, path.algorithm).second) return;
+  std::fprintf(stderr, "interlace[%d]: %s: %s (%s)\n", getpid(), op_name(path.op), path.algorithm,
+               path.reason);
 }
 
 std::vector<std::string> group_names() {

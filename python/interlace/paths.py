@@ -48,3 +48,4 @@ def backend(choice: Literal["auto", "fused", "reference"]) -> Iterator[None]:
 
 
 _C.set_default_backend(_CODES[settings.backend])
+_C.set_print_paths(settings.print_config)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -261,3 +263,23 @@ def test_backend_contexts_nest_and_end_with_an_exception() -> None:
     assert run_distributed(2, nested) == [[False, True, False]] * 2
     with pytest.raises(ValueError, match="fastest"), interlace.backend("fastest"):
         pass
+
+
+def _prints_choices(rank: int, world_size: int) -> str:
+    with tempfile.TemporaryFile() as captured:
+        saved = os.dup(2)
+        os.dup2(captured.fileno(), 2)
+        try:
+            for _ in range(3):
+                interlace.functional.all_reduce(torch.ones(4), group=None)
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+        captured.seek(0)
+        return captured.read().decode()
+
+
+def test_each_new_choice_is_printed_once_when_asked_for() -> None:
+    """INTERLACE_PRINT_CONFIG=1: one line a rank for three equal calls. Catches a line per call, and none."""
+    for text in run_distributed(2, _prints_choices, env={"INTERLACE_PRINT_CONFIG": "1"}):
+        assert text.count(": all_reduce: one_shot") == 1

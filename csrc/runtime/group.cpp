@@ -81,7 +81,7 @@ void Group::advance() {
     throw CollectiveFailure(FailureKind::kAborted, "group '" + name() + "' is broken: " + broken_ +
                                                        "; call interlace.destroy and start again");
   }
-  if (generation_ != fork_generation()) {
+  if (inherited()) {
     throw CollectiveFailure(
         FailureKind::kInvalid,
         "interlace: this process was forked from one that holds groups; start workers with the "

@@ -63,6 +63,8 @@ class Group {
   int64_t max_half_bytes() const { return options_.max_half_bytes; }
   int64_t bytes_backed() const { return segments_[rank()].backed(); }
   std::mutex& mutex() { return mutex_; }
+  // In a forked child the group is the parent's: its memory is not mapped here.
+  bool inherited() const { return generation_ != fork_generation(); }
 
   // An op takes one epoch, or several when it is cut into pieces or the workspace grows first.
   void start_op() { epochs_in_op_ = 0; }

@@ -36,6 +36,8 @@ void unregister_group(const std::string& name) {
   if (found == registry().groups.end()) return;
   last = std::move(found->second);
   registry().groups.erase(found);
+  // forgotten, not destroyed: that would write to memory which a forked child does not have
+  if (last->inherited()) new std::shared_ptr<Group>(std::move(last));
 }
 
 std::shared_ptr<Group> find_group(const std::string& name) {

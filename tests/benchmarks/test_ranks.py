@@ -60,9 +60,12 @@ def test_no_rank_outlives_its_parent(tmp_path: Path, sent: signal.Signals, statu
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         assert parent.stderr is not None
-        assert [parent.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
-        parent.send_signal(sent)
-        assert parent.wait(SECONDS) == status
+        try:
+            assert [parent.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
+            parent.send_signal(sent)
+            assert parent.wait(SECONDS) == status
+        finally:
+            parent.kill()
         assert all(gone(pid) for pid in pids(tmp_path))
         assert "Traceback" not in parent.stderr.read()
 

@@ -162,8 +162,11 @@ def calls(p: Problem) -> dict[str, Callable[[], Tensor]]:
         "compute": lambda w: functional.column_linear(p.whole, w, group=p.group),
     }
 
+    # one turn for all variants: the weight that one has just read must not be the next one's
+    take_frozen, take_plain = rotating(p.frozen), rotating(p.weights)
+
     def turning(name: str, call: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
-        take = rotating(p.frozen if name in ENGINE else p.weights)
+        take = take_frozen if name in ENGINE else take_plain
         return lambda: call(take())
 
     return {name: turning(name, call) for name, call in variants.items()}

@@ -86,6 +86,7 @@ py::dict describe_group(const std::string& name) {
   info["epoch"] = group->epoch();
   info["half_bytes"] = group->half_bytes();
   info["streaming"] = group->streaming();
+  info["line_nanoseconds"] = group->line_nanoseconds();
   info["segment_bytes"] = group->bytes_backed();
   return info;
 }

@@ -171,6 +171,7 @@ void owner_all_reduce(const ReduceProblem& p) {
         });
   }
 
+  p.group.sample_distance((me + 1) % world);
   const int64_t own_units = schedule.units(me);
   run_units(
       own_units, units_per_chunk(own_units),
@@ -248,6 +249,7 @@ void owner_reduce_scatter(const ReduceProblem& p) {
     }
   };
 
+  p.group.sample_distance((me + 1) % world);
   // own rows of a batch of panels follow one batch behind the peers' rows: the peers need the head start, this rank
   // needs theirs. One thread: a batch is one panel. Several: enough panels for all of them.
   const int64_t threads = torch::stable::get_num_threads();

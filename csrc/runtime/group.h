@@ -105,9 +105,13 @@ class Group {
   // long to measure. All ranks call it once, before the first op.
   double probe_latency();
   // Should tiles for peers bypass this core's cache? Yes between cores that share no cache: a normal store would
-  // fetch the line from afar first. The same answer on every rank, given by rank 0's probe.
+  // fetch the line from afar first. rank 0's probe decides at first; virtual machines move their cores, so ops keep
+  // looking. Ranks may differ in this: it changes neither values nor signals.
   void set_streaming(bool streaming) { streaming_ = streaming; }
+  // Time one look at a peer's progress line, which the peer has written since the last one.
+  void sample_distance(int peer);
   bool streaming() const { return streaming_; }
+  double line_nanoseconds() const { return line_nanoseconds_; }
   std::string describe() const;
 
  private:
@@ -144,6 +148,7 @@ class Group {
   Call call_;
   uint64_t fingerprint_ = 0;
   bool streaming_ = false;
+  double line_nanoseconds_ = 0;  // what looks at peers' lines took lately
   uint32_t generation_ = fork_generation();
   std::string broken_;
 };

@@ -119,6 +119,34 @@ void sum_published_rows(const ReduceProblem& p, Range rows) {
   isa().sum_rows(p.dtype, p.out, parts, p.group.world_size(), rows.size(), n, p.bias);
 }
 
+// Where row `row` of a unit begins in the output.
+char* out_of(const ReduceProblem& p, const Unit& unit, int64_t row) {
+  const int64_t column = (p.first_panel + unit.panel) * kTileColumns;
+  return p.out + ((unit.row + row) * p.product.n() + column) * dtype_size(p.dtype);
+}
+
+// Copy the sums that the peers own out of their halves, as they come.
+void pull_sums(const ReduceProblem& p, const ColumnSchedule& schedule, int64_t finals) {
+  const int me = p.group.rank();
+  const int world = p.group.world_size();
+  const int64_t size = dtype_size(p.dtype);
+  for (int step = 1; step < world; ++step) {
+    const int peer = (me + step) % world;
+    const int64_t units = schedule.units(peer);
+    run_units(
+        units, 1, [&](int64_t i) { p.group.wait(peer, Channel::kFinal, chunk_with(i, units)); },
+        [&](int64_t i) {
+          const Unit unit = schedule.unit(peer, i);
+          const char* from = p.group.half(peer) + finals + schedule.offset(unit, kTileColumns) * size;
+          const int64_t bytes = p.product.columns(p.first_panel + unit.panel) * size;
+          for (int64_t row = 0; row < unit.rows; ++row) {
+            std::memcpy(out_of(p, unit, row), from + row * kTileColumns * size, bytes);
+          }
+        },
+        nothing);
+  }
+}
+
 }  // namespace
 
 int64_t one_shot_bytes(int64_t rows, int64_t n) { return rows * n * 4; }
@@ -149,10 +177,6 @@ void owner_all_reduce(const ReduceProblem& p) {
   const int64_t size = dtype_size(p.dtype);
   // the second part of the half holds the sums this rank owns, in output type, for the peers to pull
   const int64_t finals = p.rows * p.panels * kTileColumns * dtype_size(p.wire);
-  auto out_of = [&](const Unit& unit, int64_t row) {
-    return p.out + ((unit.row + row) * n + (p.first_panel + unit.panel) * kTileColumns) * size;
-  };
-
   Announcer announcer(p.group, schedule.partial_units(me));
   for (int step = 1; step < world; ++step) {
     const int owner = (me + step) % world;
@@ -189,28 +213,14 @@ void owner_all_reduce(const ReduceProblem& p) {
         const float* bias = bias_for(p, unit.panel);
         char* shared = p.group.half(me) + finals + offset * size;
         compute_sum(p, unit, offset, [&](int64_t row, int64_t rows, const float* tile) {
-          isa().store_tile(p.dtype, out_of(unit, row), n, tile, rows, columns, bias);
+          isa().store_tile(p.dtype, out_of(p, unit, row), n, tile, rows, columns, bias);
           share_tile(p.group, p.dtype, shared + row * kTileColumns * size, tile, rows, bias);
         });
         if (p.group.streaming()) isa().stream_fence();
       },
       [&](int64_t done) { p.group.publish(Channel::kFinal, chunk_with(done - 1, own_units)); });
 
-  for (int step = 1; step < world; ++step) {
-    const int peer = (me + step) % world;
-    const int64_t units = schedule.units(peer);
-    run_units(
-        units, 1, [&](int64_t i) { p.group.wait(peer, Channel::kFinal, chunk_with(i, units)); },
-        [&](int64_t i) {
-          const Unit unit = schedule.unit(peer, i);
-          const char* from = p.group.half(peer) + finals + schedule.offset(unit, kTileColumns) * size;
-          const int64_t bytes = p.product.columns(p.first_panel + unit.panel) * size;
-          for (int64_t row = 0; row < unit.rows; ++row) {
-            std::memcpy(out_of(unit, row), from + row * kTileColumns * size, bytes);
-          }
-        },
-        nothing);
-  }
+  pull_sums(p, schedule, finals);
 }
 
 void owner_reduce_scatter(const ReduceProblem& p) {

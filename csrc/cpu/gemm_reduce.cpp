@@ -147,6 +147,16 @@ void pull_sums(const ReduceProblem& p, const ColumnSchedule& schedule, int64_t f
   }
 }
 
+// Until the peers' tiles for this rank's rows of a panel are here.
+void wait_for_peers(const ReduceProblem& p, const RowSchedule& schedule, int64_t round, int64_t panel) {
+  const int me = p.group.rank();
+  for (int step = 1; step < p.group.world_size(); ++step) {
+    const int peer = (me + step) % p.group.world_size();
+    p.group.wait(peer, Channel::kPartial,
+                 chunk_with(schedule.partial_index(peer, round, panel, me), schedule.partial_units(peer)));
+  }
+}
+
 }  // namespace
 
 int64_t one_shot_bytes(int64_t rows, int64_t n) { return rows * n * 4; }
@@ -251,14 +261,6 @@ void owner_reduce_scatter(const ReduceProblem& p) {
           isa().store_tile(p.dtype, out, n, tile, rows, p.product.columns(p.first_panel + panel), bias);
         });
   };
-  auto wait_for = [&](int64_t round, int64_t panel) {
-    for (int step = 1; step < world; ++step) {
-      const int peer = (me + step) % world;
-      p.group.wait(peer, Channel::kPartial,
-                   chunk_with(schedule.partial_index(peer, round, panel, me), schedule.partial_units(peer)));
-    }
-  };
-
   p.group.sample_distance((me + 1) % world);
   // own rows of a batch of panels follow one batch behind the peers' rows: the peers need the head start, this rank
   // needs theirs. One thread: a batch is one panel. Several: enough panels for all of them.
@@ -280,7 +282,8 @@ void owner_reduce_scatter(const ReduceProblem& p) {
         announcer.add(active * (last - first));
       }
       if (!own || first < batch) continue;
-      for (int64_t panel = first - batch; panel < std::min(panels, first); ++panel) wait_for(round, panel);
+      for (int64_t panel = first - batch; panel < std::min(panels, first); ++panel)
+        wait_for_peers(p, schedule, round, panel);
       if (batch == 1) {
         sum_own(round, first - 1);
       } else {

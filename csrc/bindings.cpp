@@ -109,7 +109,6 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_streaming",
         [](const std::string& name, bool streaming) { require_group(name)->set_streaming(streaming); });
   m.def("leave_group", &unregister_group);
-  m.def("has_group", [](const std::string& name) { return find_group(name) != nullptr; });
   m.def("group_names", &group_names);
   m.def("describe_group", &describe_group);
   m.def(

@@ -8,7 +8,7 @@
 
 namespace interlace {
 
-enum class Algorithm { kReference, kOneShot, kOwner, kInPlace, kGatherFirst, kLibrary, kTwoShot, kLocal };
+enum class Algorithm { kReference, kOneShot, kOwner, kInPlace, kLibrary, kTwoShot };
 
 constexpr const char* algorithm_name(Algorithm algorithm) {
   switch (algorithm) {
@@ -16,10 +16,8 @@ constexpr const char* algorithm_name(Algorithm algorithm) {
     case Algorithm::kOneShot: return "one_shot";
     case Algorithm::kOwner: return "owner_computes";
     case Algorithm::kInPlace: return "peers_read_in_place";
-    case Algorithm::kGatherFirst: return "gather_first";
     case Algorithm::kLibrary: return "library_gemm";
     case Algorithm::kTwoShot: return "two_shot";
-    case Algorithm::kLocal: return "local";
   }
   return "unknown";
 }

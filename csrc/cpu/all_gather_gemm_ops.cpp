@@ -67,12 +67,6 @@ struct GatherCall {
   int64_t granule = 1;  // rows of x per index of the gathered dim
 };
 
-std::vector<int64_t> extents_of(const Group& group) {
-  std::vector<int64_t> extents;
-  for (int r = 0; r < group.world_size(); ++r) extents.push_back(group.extent(r));
-  return extents;
-}
-
 Tensor output(const GatherCall& args, int64_t total, int64_t columns) {
   Sizes shape = shape_of(args.x);
   shape[0] = total;

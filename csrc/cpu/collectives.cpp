@@ -137,11 +137,16 @@ void reduce_scatter_rows(Group& group, const Call& call, Dtype dtype, const char
   }
 }
 
+std::vector<int64_t> extents_of(const Group& group) {
+  std::vector<int64_t> extents;
+  for (int r = 0; r < group.world_size(); ++r) extents.push_back(group.extent(r));
+  return extents;
+}
+
 std::vector<int64_t> exchange_extents(Group& group, const Call& call, int64_t extent) {
-  std::vector<int64_t> extents(group.world_size());
   group.begin(call, extent);
   group.meet();
-  for (int r = 0; r < group.world_size(); ++r) extents[r] = group.extent(r);
+  std::vector<int64_t> extents = extents_of(group);
   group.finish();
   return extents;
 }

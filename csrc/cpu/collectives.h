@@ -23,7 +23,9 @@ std::vector<Range> consecutive_ranges(const std::vector<int64_t>& lengths);  // 
 void all_gather_rows(Group& group, const Call& call, const char* in, char* out,
                      const std::vector<int64_t>& rows, int64_t width);
 
-// Lengths that the ranks bring along the gathered dim: an epoch of its own.
+// Lengths that the ranks bring to this epoch, once they have met.
+std::vector<int64_t> extents_of(const Group& group);
+// The same, as an epoch of its own.
 std::vector<int64_t> exchange_extents(Group& group, const Call& call, int64_t extent);
 
 // Row blocks for every rank: in [sum send][width bytes] -> out [sum receive][width bytes].

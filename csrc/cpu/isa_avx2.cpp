@@ -1,8 +1,6 @@
 // The kernels for AVX2 + FMA + F16C. Compiled with these flags: nothing here may run before isa() has picked it.
 #include <immintrin.h>
 
-#include <cstring>
-
 #include "core/signal.h"
 #include "cpu/isa.h"
 

@@ -1,8 +1,6 @@
 // The kernels for AVX-512 F/BW/DQ/VL. Compiled with these flags: nothing here may run before isa() has picked it.
 #include <immintrin.h>
 
-#include <cstring>
-
 #include "core/signal.h"
 #include "cpu/isa.h"
 

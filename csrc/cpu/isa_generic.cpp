@@ -1,6 +1,4 @@
 // The kernels for any processor: what the compiler's baseline gives (SSE2 on x86-64, NEON on AArch64).
-#include <cstring>
-
 #include "core/signal.h"
 #include "cpu/isa.h"
 

@@ -74,7 +74,6 @@ class Group {
     meet();
     in_call_ = false;
   }
-  bool in_call() const { return in_call_; }
   // Leave the current epoch with an error; peers in it raise with this text.
   void abandon(const std::string& text) noexcept;
   // What an op does with any error: peers in the same call hear of it, and no rank is left a call behind.
@@ -112,7 +111,6 @@ class Group {
   void sample_distance(int peer);
   bool streaming() const { return streaming_; }
   double line_nanoseconds() const { return line_nanoseconds_; }
-  std::string describe() const;
 
  private:
   ControlPage& page(int peer) const { return *reinterpret_cast<ControlPage*>(segments_[peer].base()); }

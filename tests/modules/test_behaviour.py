@@ -102,7 +102,7 @@ def _construction(rank: int, world_size: int) -> None:
         for wrong in (nn.Conv1d(1, 1, 1), ours, nn.utils.parametrizations.weight_norm(nn.Linear(7, 5))):
             with pytest.raises(TypeError):
                 type(ours).from_linear(wrong)
-    everywhere = Shards(8, (0,) * world_size, (8,) * world_size)
+    everywhere = Shards.slices(8, (0,) * world_size, (8,) * world_size)
     for make in (ColumnParallelLinear, RowParallelLinear):
         options = {"gather_output": True} if make is ColumnParallelLinear else {}
         with pytest.raises(ValueError, match="overlap"):

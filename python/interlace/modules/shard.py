@@ -1,4 +1,4 @@
-"""Arithmetic of shards: which slice of a dimension, and which attention heads, each rank holds. No tensors
+"""Arithmetic of shards: which slices of a dimension, and which attention heads, each rank holds. No tensors
 here.
 """
 
@@ -6,21 +6,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-__all__ = ["HeadLayout", "Shards", "balanced_sizes", "split_heads"]
+__all__ = ["HeadLayout", "Range", "Shards", "balanced_sizes", "split_heads"]
+
+
+Range = tuple[int, int]  # start and end of a slice
 
 
 @dataclass(frozen=True)
 class Shards:
-    """The slice [start, start + size) of a dim of `total` that every rank holds.
+    """The slices [start, end) of a dim of `total` that every rank holds, in the order in which it holds them.
 
-    A partition has each index once; where slices overlap, several ranks hold the same rows (`overlapping`),
-    and the gradient of those rows is summed over their holders.
+    pieces: per rank one slice for a plain shard, several where blocks are packed in one tensor (q|k|v). No rank
+    holds an index twice. A partition has each index once; where slices of ranks overlap, several ranks hold the
+    same rows (`overlapping`), and the gradient of those rows is summed over their holders.
     """
 
     total: int
-    starts: tuple[int, ...]
-    sizes: tuple[int, ...]
+    pieces: tuple[tuple[Range, ...], ...]
+
+    @classmethod
+    def slices(cls, total: int, starts: Sequence[int], sizes: Sequence[int]) -> Shards:
+        """One slice [start, start + size) per rank."""
+        return cls(total, tuple(((start, start + size),) for start, size in zip(starts, sizes, strict=True)))
 
     @classmethod
     def chunk(cls, total: int, world_size: int) -> Shards:
@@ -28,15 +37,43 @@ class Shards:
         empty.
         """
         step = -(-total // world_size)
-        starts = tuple(min(total, step * rank) for rank in range(world_size))
+        starts = [min(total, step * rank) for rank in range(world_size)]
         ends = (*starts[1:], total)
-        return cls(total, starts, tuple(end - start for start, end in zip(starts, ends, strict=True)))
+        return cls(total, tuple(((start, end),) for start, end in zip(starts, ends, strict=True)))
 
     @classmethod
     def partition(cls, sizes: Sequence[int]) -> Shards:
         """Consecutive slices of the given sizes."""
-        starts = tuple(sum(sizes[:rank]) for rank in range(len(sizes)))
-        return cls(sum(sizes), starts, tuple(sizes))
+        return cls.slices(sum(sizes), [sum(sizes[:rank]) for rank in range(len(sizes))], sizes)
+
+    @classmethod
+    def packed(cls, blocks: Sequence[Shards]) -> Shards:
+        """Blocks one behind the other in one tensor, each cut by its own shards: a rank holds a piece of each."""
+        offsets = [sum(block.total for block in blocks[:place]) for place in range(len(blocks))]
+        ranks = range(len(blocks[0].pieces))
+        return cls(
+            sum(block.total for block in blocks),
+            tuple(
+                _joined(
+                    [
+                        (start + offset, end + offset)
+                        for block, offset in zip(blocks, offsets, strict=True)
+                        for start, end in block.pieces[rank]
+                    ]
+                )
+                for rank in ranks
+            ),
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How much every rank holds."""
+        return tuple(sum(end - start for start, end in pieces) for pieces in self.pieces)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Start of the slice of every rank. ValueError when a rank holds several."""
+        return tuple(self.bounds(rank)[0] for rank in range(len(self.pieces)))
 
     @property
     def overlapping(self) -> bool:
@@ -48,19 +85,49 @@ class Shards:
         """True when this is what `Shards.chunk` gives; collectives know that one without being told the
         sizes.
         """
-        return self == Shards.chunk(self.total, len(self.sizes))
+        return self == Shards.chunk(self.total, len(self.pieces))
 
-    def bounds(self, rank: int) -> tuple[int, int]:
-        """Start and end of the slice of `rank`."""
-        return self.starts[rank], self.starts[rank] + self.sizes[rank]
+    def ranges(self, rank: int) -> tuple[Range, ...]:
+        """The slices of `rank`, in the order in which it holds them."""
+        return self.pieces[rank]
+
+    def bounds(self, rank: int) -> Range:
+        """Start and end of the one slice of `rank`. ValueError when it holds several."""
+        if len(self.pieces[rank]) != 1:
+            raise ValueError(f"rank {rank} holds {len(self.pieces[rank])} slices, not one; use ranges()")
+        return self.pieces[rank][0]
 
     def scaled(self, factor: int) -> Shards:
         """The same slices in a unit `factor` times finer: heads to rows."""
         return Shards(
             self.total * factor,
-            tuple(start * factor for start in self.starts),
-            tuple(size * factor for size in self.sizes),
+            tuple(tuple((a * factor, b * factor) for a, b in pieces) for pieces in self.pieces),
         )
+
+    def shared_ranges(self) -> tuple[Range, ...]:
+        """What several ranks hold, as disjoint slices in ascending order."""
+        edges = sorted({edge for pieces in self.pieces for piece in pieces for edge in piece})
+        held = [
+            (a, b)
+            for a, b in pairwise(edges)
+            if sum(self._holds(rank, a) for rank in range(len(self.pieces))) > 1
+        ]
+        return _joined(held)
+
+    def _holds(self, rank: int, index: int) -> bool:
+        return any(start <= index < end for start, end in self.pieces[rank])
+
+
+def _joined(pieces: Sequence[Range]) -> tuple[Range, ...]:
+    """Pieces that touch as one, without empty ones; one empty piece when nothing is left."""
+    joined: list[Range] = []
+    for start, end in pieces:
+        if start == end:
+            continue
+        if joined and joined[-1][1] == start:
+            start = joined.pop()[0]
+        joined.append((start, end))
+    return tuple(joined) or tuple(pieces[:1])
 
 
 def balanced_sizes(count: int, parts: int) -> tuple[int, ...]:
@@ -143,6 +210,6 @@ def split_heads(op: str, num_heads: int, num_kv_heads: int, world_size: int) -> 
             sizes.append(size)
             kv_starts.append(kv_head)
             start += size
-    query = Shards(num_heads, tuple(starts), tuple(max(1, size) for size in sizes))
-    kv = Shards(num_kv_heads, tuple(kv_starts), (1,) * world_size)
+    query = Shards.slices(num_heads, starts, [max(1, size) for size in sizes])
+    kv = Shards.slices(num_kv_heads, kv_starts, [1] * world_size)
     return HeadLayout(query=query, key_value=kv, output=Shards.partition(sizes))

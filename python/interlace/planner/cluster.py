@@ -1,10 +1,17 @@
-"""Devices, links and clusters: what a layout runs on. Presets and measured profiles are YAML files."""
+"""Clusters as YAML: presets, files of the user, profiles measured on a machine.
+
+The fields of a file carry their unit in their name; see clusters/h100x8.yaml for all of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from .hardware import Cluster, Device, FusedPoint, GemmPoint, Link
 
 __all__ = [
     "Cluster",
@@ -17,122 +24,230 @@ __all__ = [
     "write_cluster",
 ]
 
-
-@dataclass(frozen=True)
-class GemmPoint:
-    """Measured share of the peak of a product [m, k] x [k, n], 0 < efficiency <= 1."""
-
-    m: int
-    n: int
-    k: int
-    efficiency: float
-    dtype: str = "bf16"
-
-
-@dataclass(frozen=True)
-class FusedPoint:
-    """Measured time of a fused op: seconds for [m, k] x [k, n] (unsharded sizes) over `ranks` ranks."""
-
-    op: str
-    m: int
-    n: int
-    k: int
-    ranks: int
-    seconds: float
-    dtype: str = "bf16"
-
-
-@dataclass(frozen=True)
-class Device:
-    """One accelerator (or one process of a CPU machine).
-
-    memory: bytes. peak: FLOP/s by dtype ("fp32", "bf16", "fp16", "fp8"). memory_bandwidth: bytes/s.
-    efficiency: share of the peak that large products reach. memory_efficiency: share of memory_bandwidth that
-    elementwise kernels reach. kernel_latency: seconds each kernel costs at least. slowdown: how much a product slows
-    while a collective runs beside it (0.1 = 10 %). gemms, fused: measured tables, empty when nothing was measured.
-    """
-
-    name: str
-    memory: float
-    peak: Mapping[str, float]
-    memory_bandwidth: float
-    efficiency: float = 0.7
-    attention_efficiency: float = 0.6
-    memory_efficiency: float = 0.8
-    kernel_latency: float = 4e-6
-    slowdown: float = 0.1
-    reserved: float = 0.0
-    gemms: tuple[GemmPoint, ...] = ()
-    fused: tuple[FusedPoint, ...] = ()
-
-
-@dataclass(frozen=True)
-class Link:
-    """What connects the ranks of a domain.
-
-    bandwidth: bytes/s a rank can send (one direction) while it receives as much. latency: seconds of one hop of one
-    message. ranks: how many ranks the domain holds (0 = no limit). multicast: the switch reduces and multiplies
-    messages (NVLink SHARP), so algorithm "multimem" exists. efficiency: share of bandwidth large messages reach.
-    """
-
-    name: str
-    bandwidth: float
-    latency: float
-    ranks: int = 0
-    multicast: bool = False
-    efficiency: float = 0.8
-
-    @property
-    def rate(self) -> float:
-        """Bytes/s that large messages reach: bandwidth x efficiency."""
-        return self.bandwidth * self.efficiency
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Equal nodes of equal devices. node: the link inside a node; fabric: between nodes (None: one node only).
-
-    oversubscription: how much more traffic leaves the nodes than the fabric's core carries, 1 = full bisection.
-    numa: NUMA domains per node.
-    """
-
-    name: str
-    device: Device
-    devices_per_node: int
-    node: Link
-    fabric: Link | None = None
-    oversubscription: float = 1.0
-    numa: int = 1
-    source: str = ""
-    measured: Mapping[str, str] = field(default_factory=dict)
-
-    def link(self, ranks: int, stride: int = 1) -> Link:
-        """The slowest link a group crosses whose members are `stride` ranks apart.
-
-        Ranks are numbered node by node, so a group of `ranks` with `stride` stays in a node iff
-        ranks x stride <= devices_per_node. The fabric's bandwidth is divided by the oversubscription.
-        Raises ValueError when the group needs a fabric and there is none.
-        """
-        raise NotImplementedError
-
-    def with_device(self, **changes: object) -> Cluster:
-        """The same cluster with fields of its device replaced."""
-        raise NotImplementedError
+_PRESETS = Path(__file__).parent / "clusters"
+_DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8")
 
 
 def preset_names() -> tuple[str, ...]:
     """Names of the presets `read_cluster` knows."""
-    raise NotImplementedError
+    return tuple(sorted(path.stem for path in _PRESETS.glob("*.yaml")))
 
 
-def read_cluster(source: Cluster | Mapping[str, object] | str | PathLike[str]) -> Cluster:
+def read_cluster(source: Cluster | Mapping[str, Any] | str | PathLike[str]) -> Cluster:
     """A Cluster from a preset name ("h100x8"), a YAML file (as `plan --measure` writes) or the same as a dict.
 
     Raises ValueError in one line naming file, field, value and what is expected.
     """
-    raise NotImplementedError
+    if isinstance(source, Cluster):
+        return source
+    if isinstance(source, Mapping):
+        return cluster_of(source, "cluster")
+    path = Path(source)
+    if not path.suffix and not path.exists():
+        path = _PRESETS / f"{source}.yaml"
+        if not path.is_file():
+            raise ValueError(
+                f"cluster {str(source)!r} is not known; expected a YAML file or one of {', '.join(preset_names())}"
+            )
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cluster file {path}: {error}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"cluster file {path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, Mapping):
+        raise ValueError(f"cluster file {path}: expected a mapping of fields, got {type(content).__name__}")
+    return cluster_of(content, f"cluster file {path.name}")
 
 
 def write_cluster(cluster: Cluster, path: str | PathLike[str]) -> None:
-    """Writes the YAML file that `read_cluster` reads back equal."""
-    raise NotImplementedError
+    """Writes the YAML file that `read_cluster` reads back, the same but for rounding of the units."""
+    import yaml
+
+    Path(path).write_text(yaml.safe_dump(mapping_of(cluster), sort_keys=False), encoding="utf-8")
+
+
+class _Fields:
+    """Takes the fields of one mapping of a file, checked; complains about those nobody took."""
+
+    def __init__(self, content: Any, where: str) -> None:
+        if not isinstance(content, Mapping):
+            raise ValueError(f"{where}: expected a mapping of fields, got {content!r}")
+        self._content = {str(name): value for name, value in content.items()}
+        self._where = where
+        self._taken: set[str] = set()
+
+    def value(self, name: str, default: Any = ...) -> Any:
+        self._taken.add(name)
+        if name not in self._content:
+            if default is ...:
+                raise ValueError(f"{self._where}: {name} is missing")
+            return default
+        return self._content[name]
+
+    def number(
+        self, name: str, default: Any = ..., *, least: float = 0.0, most: float = float("inf")
+    ) -> float:
+        """A finite number above `least` (or equal to it where least is not 0), at most `most`."""
+        value = self.value(name, default)
+        try:
+            number = float("nan") if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = float("nan")
+        if not (least <= number <= most) or number == float("inf"):
+            limits = f"a number from {least:g}" + (f" to {most:g}" if most < float("inf") else " up")
+            raise ValueError(f"{self._where}: {name}={value!r}; expected {limits}")
+        return number
+
+    def above_zero(self, name: str, default: Any = ..., *, most: float = float("inf")) -> float:
+        number = self.number(name, default, most=most)
+        if number == 0:
+            raise ValueError(f"{self._where}: {name}=0; expected a number above 0")
+        return number
+
+    def count(self, name: str, default: Any = ..., *, least: int = 1) -> int:
+        value = self.value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{self._where}: {name}={value!r}; expected an integer >= {least}")
+        return value
+
+    def done(self) -> None:
+        if unknown := sorted(set(self._content) - self._taken):
+            raise ValueError(
+                f"{self._where}: {unknown[0]} is not a field; expected {', '.join(sorted(self._taken))}"
+            )
+
+
+def cluster_of(content: Mapping[str, Any], where: str) -> Cluster:
+    """The Cluster a mapping of a file describes, checked. ValueError names `where`, field, value, expectation."""
+    fields = _Fields(content, where)
+    per_node = fields.count("devices_per_node")
+    fabric = fields.value("fabric", None)
+    numa = fields.count("numa", 1)
+    cluster = Cluster(
+        name=str(fields.value("name")),
+        device=_device(fields.value("device"), f"{where}: device"),
+        devices_per_node=per_node,
+        node=_link(fields.value("node"), f"{where}: node", per_node),
+        fabric=None if fabric is None else _link(fabric, f"{where}: fabric", 0),
+        oversubscription=fields.number("oversubscription", 1.0, least=1.0),
+        numa=numa,
+        source=str(fields.value("source", "")),
+        measured={str(k): str(v) for k, v in dict(fields.value("measured", None) or {}).items()},
+    )
+    fields.done()
+    if per_node % numa:
+        raise ValueError(f"{where}: numa={numa} does not divide devices_per_node={per_node}")
+    if cluster.fabric is not None and cluster.fabric.multicast:
+        raise ValueError(f"{where}: fabric: multicast is a property of a node's switch; set it under node")
+    return cluster
+
+
+def _device(content: Any, where: str) -> Device:
+    fields = _Fields(content, where)
+    peaks = _Fields(fields.value("peak_tflops"), f"{where}: peak_tflops")
+    peak = {name: peaks.above_zero(name) * 1e12 for name in _DTYPES if peaks.value(name, None) is not None}
+    peaks.done()
+    if not peak:
+        raise ValueError(
+            f"{where}: peak_tflops is empty; expected TFLOP/s of at least one of {', '.join(_DTYPES)}"
+        )
+    device = Device(
+        name=str(fields.value("name")),
+        memory=fields.above_zero("memory_gib") * 2**30,
+        peak=peak,
+        memory_bandwidth=fields.above_zero("memory_gb_per_s") * 1e9,
+        efficiency=fields.above_zero("efficiency", 0.7, most=1.0),
+        attention_efficiency=fields.above_zero("attention_efficiency", 0.5, most=1.0),
+        memory_efficiency=fields.above_zero("memory_efficiency", 0.8, most=1.0),
+        kernel_latency=fields.number("kernel_latency_us", 4.0) * 1e-6,
+        slowdown=fields.number("slowdown", 0.1),
+        reserved=fields.number("reserved_gib", 0.0) * 2**30,
+        gemms=tuple(_gemm_point(row, f"{where}: gemms") for row in fields.value("gemms", None) or ()),
+        fused=tuple(_fused_point(row, f"{where}: fused") for row in fields.value("fused", None) or ()),
+    )
+    fields.done()
+    if device.reserved >= device.memory:
+        raise ValueError(f"{where}: reserved_gib leaves nothing of memory_gib")
+    return device
+
+
+def _link(content: Any, where: str, ranks: int) -> Link:
+    fields = _Fields(content, where)
+    link = Link(
+        name=str(fields.value("name")),
+        bandwidth=fields.above_zero("gb_per_s") * 1e9,
+        latency=fields.number("latency_us") * 1e-6,
+        ranks=fields.count("ranks", ranks, least=0),
+        multicast=bool(fields.value("multicast", False)),
+        efficiency=fields.above_zero("efficiency", 0.8, most=1.0),
+    )
+    fields.done()
+    return link
+
+
+def _gemm_point(content: Any, where: str) -> GemmPoint:
+    fields = _Fields(content, where)
+    m, n, k = (fields.count(name) for name in "mnk")
+    point = GemmPoint(m, n, k, fields.above_zero("efficiency", most=1.0), str(fields.value("dtype", "bf16")))
+    fields.done()
+    return point
+
+
+def _fused_point(content: Any, where: str) -> FusedPoint:
+    fields = _Fields(content, where)
+    m, n, k, ranks = (fields.count(name) for name in ("m", "n", "k", "ranks"))
+    seconds = fields.above_zero("us") * 1e-6
+    point = FusedPoint(str(fields.value("op")), m, n, k, ranks, seconds, str(fields.value("dtype", "bf16")))
+    fields.done()
+    return point
+
+
+def mapping_of(cluster: Cluster) -> dict[str, Any]:
+    """The content of the file that describes this cluster."""
+    device = cluster.device
+    content: dict[str, Any] = {
+        "name": cluster.name,
+        "source": cluster.source,
+        "measured": dict(cluster.measured),
+        "devices_per_node": cluster.devices_per_node,
+        "numa": cluster.numa,
+        "device": {
+            "name": device.name,
+            "memory_gib": device.memory / 2**30,
+            "memory_gb_per_s": device.memory_bandwidth / 1e9,
+            "peak_tflops": {name: value / 1e12 for name, value in device.peak.items()},
+            "efficiency": device.efficiency,
+            "attention_efficiency": device.attention_efficiency,
+            "memory_efficiency": device.memory_efficiency,
+            "kernel_latency_us": device.kernel_latency * 1e6,
+            "slowdown": device.slowdown,
+            "reserved_gib": device.reserved / 2**30,
+            "gemms": [asdict(point) for point in device.gemms],
+            "fused": [_fused_mapping(point) for point in device.fused],
+        },
+        "node": _link_mapping(cluster.node),
+    }
+    if cluster.fabric is not None:
+        content["fabric"] = _link_mapping(cluster.fabric)
+        content["oversubscription"] = cluster.oversubscription
+    return content
+
+
+def _fused_mapping(point: FusedPoint) -> dict[str, Any]:
+    row = asdict(point)
+    row["us"] = row.pop("seconds") * 1e6
+    return row
+
+
+def _link_mapping(link: Link) -> dict[str, Any]:
+    return {
+        "name": link.name,
+        "gb_per_s": link.bandwidth / 1e9,
+        "latency_us": link.latency * 1e6,
+        "ranks": link.ranks,
+        "multicast": link.multicast,
+        "efficiency": link.efficiency,
+    }

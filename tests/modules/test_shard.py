@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from interlace.modules.layout import take
 from interlace.modules.shard import Shards, balanced_sizes, checked_shards, split_heads
 
 
@@ -67,6 +68,39 @@ def test_every_head_reaches_the_output_once(kv_heads: int, per_group: int, world
         first_kv = layout.key_value.starts[rank]
         for place, head in enumerate(range(*layout.query.bounds(rank))):
             assert head // per_group == first_kv + place // (local // local_kv)
+
+
+@pytest.mark.parametrize("world_size", range(1, 7))
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 6), (9, 3), (4, 1), (8, 2)])
+def test_packed_blocks_keep_the_slices_of_each(heads: int, kv_heads: int, world_size: int) -> None:
+    """q|k|v in one tensor: a rank must hold its own heads of each, in that order, not a third of the rows."""
+    layout = split_heads("test", heads, kv_heads, world_size)
+    packed = Shards.packed([layout.query, layout.key_value, layout.key_value])
+    rows = torch.arange(packed.total)
+    blocks = rows.split([heads, kv_heads, kv_heads])
+    cuts = (layout.query, layout.key_value, layout.key_value)
+    held = [0] * packed.total
+    for rank in range(world_size):
+        mine = take(rows, 0, packed.ranges(rank))
+        parts = [block[slice(*cut.bounds(rank))] for block, cut in zip(blocks, cuts, strict=True)]
+        assert torch.equal(mine, torch.cat(parts)) and packed.sizes[rank] == mine.numel()
+        for row in mine.tolist():
+            held[row] += 1
+    assert all(held)
+    shared = [row for start, end in packed.shared_ranges() for row in range(start, end)]
+    assert shared == [row for row, holders in enumerate(held) if holders > 1]
+    assert packed.overlapping == bool(shared)
+
+
+def test_pieces_that_touch_are_one() -> None:
+    """One rank holds everything in one slice, whatever it is packed of; several slices have no bounds."""
+    whole = Shards.packed([Shards.chunk(4, 1), Shards.chunk(2, 1)])
+    assert whole == Shards.chunk(6, 1) and whole.is_chunk
+    two = Shards.packed([Shards.chunk(4, 2), Shards.chunk(2, 2)])
+    assert two.pieces == (((0, 2), (4, 5)), ((2, 4), (5, 6)))
+    assert two.scaled(2).pieces[1] == ((4, 8), (10, 12))
+    with pytest.raises(ValueError, match="holds 2 slices"):
+        two.bounds(0)
 
 
 def test_balanced_sizes_differ_by_one_at_most() -> None:

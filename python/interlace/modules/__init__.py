@@ -1,6 +1,7 @@
 """Parallel layers: nn.Linear split by columns or rows, feed-forward and attention blocks made of them."""
 
 from .attention import KVCache, ParallelAttention
+from .layout import ParameterLayout, layouts_of
 from .linear import ColumnParallelLinear, ParallelLinear, RowParallelLinear
 from .mlp import ParallelMLP
 from .products import SharedInput
@@ -15,10 +16,12 @@ __all__ = [
     "ParallelAttention",
     "ParallelLinear",
     "ParallelMLP",
+    "ParameterLayout",
     "RowParallelLinear",
     "SequenceLength",
     "Shards",
     "SharedInput",
     "SummedGradients",
+    "layouts_of",
     "split_heads",
 ]

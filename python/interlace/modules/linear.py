@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .. import functional
 from ..groups import Group, resolve
+from .layout import ParameterLayout, take
 from .products import SharedInput, column_products
 from .sequence import SequenceLength
 from .shard import Shards, checked_shards
@@ -95,10 +96,20 @@ class ParallelLinear(nn.Linear):
 
     @torch.no_grad()
     def _copy_shard(self, weight: Tensor, bias: Tensor | None) -> None:
-        start, end = self.shards.bounds(self.rank)
-        self.weight.copy_(weight.narrow(self.split_dim, start, end - start))
+        ranges = self.shards.ranges(self.rank)
+        self.weight.copy_(take(weight, self.split_dim, ranges))
         if self.bias is not None and bias is not None:
-            self.bias.copy_(bias[start:end] if self.split_dim == 0 else bias)
+            self.bias.copy_(take(bias, 0, ranges) if self.split_dim == 0 else bias)
+
+    def parameter_layouts(self) -> dict[str, ParameterLayout]:
+        """How the whole weight, and in a column linear the whole bias, are cut."""
+        shape = (self.out_features, self.in_features)
+        layouts = {
+            "weight": ParameterLayout.of_shards(shape, self.split_dim, self.shards, self.group_name)
+        }
+        if self.bias is not None and self.split_dim == 0:
+            layouts["bias"] = ParameterLayout.of_shards(shape[:1], 0, self.shards, self.group_name)
+        return layouts
 
     def _adopt(self, linear: nn.Linear) -> None:
         """Take this rank's shard of `linear`, with its device, requires_grad and train mode. Built on meta so
@@ -230,14 +241,18 @@ def _gather_features(x: Tensor, shards: Shards, group_name: str, world_size: int
     """x [.., features of this rank] -> [.., all features]; grad: this rank's part."""
     if shards.is_chunk:
         return functional.gather_from_region(x, group=group_name, dim=-1, size=shards.total)
-    # the collective knows torch.chunk's sizes only: gather slices of equal, padded length and cut the padding
-    # out
+    # the collective knows torch.chunk's sizes only: gather slices of equal, padded length, then put the pieces of
+    # every rank where they belong
     longest = max(shards.sizes)
     padded = nn.functional.pad(x, (0, longest - x.shape[-1]))
     gathered = functional.gather_from_region(padded, group=group_name, dim=-1, size=longest * world_size)
-    return torch.cat(
-        [gathered.narrow(-1, rank * longest, size) for rank, size in enumerate(shards.sizes)], dim=-1
-    )
+    parts: list[tuple[int, Tensor]] = []
+    for rank, pieces in enumerate(shards.pieces):
+        place = rank * longest
+        for start, end in pieces:
+            parts.append((start, gathered.narrow(-1, place, end - start)))
+            place += end - start
+    return torch.cat([part for _, part in sorted(parts, key=lambda part: part[0])], dim=-1)
 
 
 class RowParallelLinear(ParallelLinear):
@@ -339,5 +354,4 @@ class RowParallelLinear(ParallelLinear):
     def _own_features(self, x: Tensor) -> Tensor:
         if self.shards.is_chunk:
             return functional.scatter_to_region(x, group=self.group_name, dim=-1)
-        start, end = self.shards.bounds(self.rank)
-        return functional.copy_to_region(x, group=self.group_name).narrow(-1, start, end - start)
+        return take(functional.copy_to_region(x, group=self.group_name), -1, self.shards.ranges(self.rank))

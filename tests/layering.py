@@ -32,6 +32,7 @@ PYTHON_FLOORS = {
     "hf": 11,
     "bench": 12,
     "doctor": 12,
+    "families": 13,
     "demo": 13,
     "cli": 14,
 }

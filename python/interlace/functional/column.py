@@ -47,6 +47,24 @@ def reduce_scatter_input_gradient(
     return OPS.sum_gemm_reduce_scatter(grad_outs, [w.t() for w in weights], dim, group_name, length)
 
 
+def _gathered_input_gradient(
+    grad_gathered: Tensor | None,
+    grad_outs: list[Tensor],
+    weights: list[Tensor],
+    dim: int,
+    group_name: str,
+    length: int | None,
+) -> Tensor | None:
+    """As above, plus what reached the gathered input itself; one collective for both."""
+    if grad_gathered is None:
+        if not grad_outs:
+            return None
+        return reduce_scatter_input_gradient(grad_outs, weights, dim, group_name, length)
+    if grad_outs:
+        grad_gathered = grad_gathered + _input_gradient(grad_outs, weights)
+    return OPS.reduce_scatter(grad_gathered, dim, group_name, length)
+
+
 def all_reduce_input_gradient(grad_outs: list[Tensor], weights: list[Tensor], group_name: str) -> Tensor:
     """The sum over ranks and weights of grad_out @ W."""
     if (
@@ -97,11 +115,9 @@ class _AllGatherGemm(torch.autograd.Function):
         grad_x, grad_weights, grad_biases = None, [None] * n, [None] * n
         if needs[0]:
             grad_outs, used = _used(grads, plain_weights(weights, ctx.packed_rows, x.shape[-1], x.dtype))
-            if grad_outs:
-                grad_x = reduce_scatter_input_gradient(grad_outs, used, gather_dim, group_name, ctx.length)
-            if return_gathered and grad_gathered is not None:
-                extra = OPS.reduce_scatter(grad_gathered, gather_dim, group_name, ctx.length)
-                grad_x = extra if grad_x is None else grad_x + extra
+            grad_x = _gathered_input_gradient(
+                grad_gathered, grad_outs, used, gather_dim, group_name, ctx.length
+            )
         if any(needs[1 : 1 + n]):
             rows = x if return_gathered else OPS.all_gather(x, gather_dim, group_name, gather_size)
             for i, grad in enumerate(grads):

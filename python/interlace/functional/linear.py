@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +60,7 @@ def all_gather_linear(
     group: Group,
     gather_dim: int = ...,
     gather_size: int | None = ...,
+    return_gathered: Literal[False] = ...,
 ) -> Tensor: ...
 @overload
 def all_gather_linear(
@@ -70,7 +71,30 @@ def all_gather_linear(
     group: Group,
     gather_dim: int = ...,
     gather_size: int | None = ...,
+    return_gathered: Literal[False] = ...,
 ) -> list[Tensor]: ...
+@overload
+def all_gather_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = ...,
+    *,
+    group: Group,
+    gather_dim: int = ...,
+    gather_size: int | None = ...,
+    return_gathered: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def all_gather_linear(
+    x: Tensor,
+    weight: Sequence[Tensor],
+    bias: Biases | None = ...,
+    *,
+    group: Group,
+    gather_dim: int = ...,
+    gather_size: int | None = ...,
+    return_gathered: Literal[True],
+) -> tuple[list[Tensor], Tensor]: ...
 def all_gather_linear(
     x: Tensor,
     weight: Tensor | Sequence[Tensor],
@@ -79,12 +103,15 @@ def all_gather_linear(
     group: Group,
     gather_dim: int = 0,
     gather_size: int | None = None,
-) -> Tensor | list[Tensor]:
+    return_gathered: bool = False,
+) -> Tensor | list[Tensor] | tuple[Tensor, Tensor] | tuple[list[Tensor], Tensor]:
     """Gathers the shards of x along `gather_dim` while multiplying: Y = gather(X) W^T + b, for one or several W.
 
     x [.., s_r, .., K], weight [N, K], bias [N] -> [.., sum s_r, .., N]; a list of weights (q, k, v) gives a list
     from one gather. dX = reduce_scatter(sum dY W), dW = dY^T gather(X), db = sum dY. Saves the shard only; backward
     gathers again for dW. gather_size: total length, needed by torch.compile when shards differ in length.
+    return_gathered: return (Y, gather(X)); then gather(X) is saved instead of the shard, backward does not gather,
+    and a gradient of gather(X), this rank's part of the sum over ranks, joins the reduce-scatter.
     ValueError / TypeError for shapes, dims or dtypes that do not fit; CollectiveAborted when ranks disagree.
     """
     info = resolve(group)
@@ -93,9 +120,9 @@ def all_gather_linear(
     inner = gather_dim in (-1, x.dim() - 1)
     weights, biases, packed_rows = _lists("all_gather_linear", x, weight, bias, info, inner_is_gathered=inner)
     if info.world_size == 1:
-        outs = _local(x, weights, biases, packed_rows)
+        gathered, outs = x, _local(x, weights, biases, packed_rows)
     else:
-        outs = _call(
+        gathered, outs = _call(
             OPS.all_gather_gemm.default,
             info.name,
             x,
@@ -103,11 +130,12 @@ def all_gather_linear(
             biases,
             gather_dim,
             info.name,
-            False,
+            return_gathered,
             gather_size,
             packed_rows,
-        )[1]
-    return outs[0] if isinstance(weight, Tensor) else outs
+        )
+    out = outs[0] if isinstance(weight, Tensor) else outs
+    return (out, gathered) if return_gathered else out
 
 
 @overload

@@ -17,7 +17,13 @@ from ..reference import chunk_range
 from ._check import check_dim
 from ._sizes import gathered_sizes
 
-__all__ = ["copy_to_region", "gather_from_region", "reduce_from_region", "scatter_to_region"]
+__all__ = [
+    "copy_to_region",
+    "gather_from_region",
+    "gathered_input",
+    "reduce_from_region",
+    "scatter_to_region",
+]
 
 
 class _CopyToRegion(torch.autograd.Function):
@@ -73,6 +79,17 @@ class _GatherFromRegion(torch.autograd.Function):
         return grad_out.narrow(ctx.dim, ctx.begin, ctx.length).contiguous(), None, None, None, None, None
 
 
+class _GatheredInput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gathered: Tensor, dim: int, begin: int) -> Tensor:
+        ctx.dim, ctx.begin, ctx.length = dim, begin, x.shape[dim]
+        return gathered.view_as(gathered)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor):
+        return grad_out.narrow(ctx.dim, ctx.begin, ctx.length).contiguous(), None, None, None
+
+
 def copy_to_region(x: Tensor, *, group: Group) -> Tensor:
     """Identity forward; backward dX = all_reduce(dY). Before work that differs between ranks."""
     info = resolve(group)
@@ -102,3 +119,18 @@ def gather_from_region(x: Tensor, *, group: Group, dim: int, size: int | None = 
     if info.world_size == 1:
         return x
     return _GatherFromRegion.apply(x, dim, info.name, size, info.rank, info.world_size)
+
+
+def gathered_input(x: Tensor, gathered: Tensor, *, group: Group, dim: int, size: int | None = None) -> Tensor:
+    """What gather_from_region(x) gives, when the values are there already: `gathered`, of all_gather_linear.
+
+    x [.., s_r, ..], gathered [.., sum s_r, ..] -> gathered; backward keeps this rank's part of dY for x, because dY is
+    equal on all ranks. size: the total, when shards are of unequal length.
+    """
+    info = resolve(group)
+    check_dim("gathered_input", "dim", dim, x.dim(), info)
+    if info.world_size == 1:
+        return x
+    length = x.shape[dim]
+    begin = info.rank * length if size is None else chunk_range(size, info.world_size, info.rank)[0]
+    return _GatheredInput.apply(x, gathered.detach(), dim, begin)

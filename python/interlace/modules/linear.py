@@ -192,6 +192,7 @@ class ColumnParallelLinear(ParallelLinear):
         self.shared_input: SharedInput | None = None
         self.shared_place = 0
         self.sequence_length: SequenceLength | None = None
+        self.reads_gathered = False  # with sequence_parallel: callers pass the whole sequence, not a shard
 
     @classmethod
     def from_linear(
@@ -227,7 +228,7 @@ class ColumnParallelLinear(ParallelLinear):
         if self.shared_input is not None:
             out = self.shared_input.take(self.shared_place, x, gather_size)
         else:
-            out = column_products([self], x, gather_size)[0]
+            out = column_products([self], x, gather_size, is_gathered=self.reads_gathered)[0]
         if self.gather_output:
             out = _gather_features(out, self.shards, self.group_name, self.world_size)
         if not self.return_bias:

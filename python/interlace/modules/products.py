@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import functional
+from ..functional.regions import gathered_input
 from .holders import sum_over_holders
 
 if TYPE_CHECKING:
@@ -18,12 +19,43 @@ __all__ = ["SharedInput", "column_products"]
 
 
 def column_products(
-    linears: Sequence[ColumnParallelLinear], x: Tensor, gather_size: int | None = None
+    linears: Sequence[ColumnParallelLinear],
+    x: Tensor,
+    gather_size: int | None = None,
+    *,
+    is_gathered: bool = False,
 ) -> list[Tensor]:
     """x -> [product of every linear]; the linears agree in group, sequence_parallel and sequence_dim.
 
-    gather_size: whole length of the sequence, needed when its shards are uneven.
+    gather_size: whole length of the sequence, needed when its shards are uneven. is_gathered: x is the whole
+    sequence already, and its gradient is equal on all ranks.
     """
+    first = linears[0]
+    weights, biases = _parameters(linears)
+    if first.sequence_parallel and not is_gathered:
+        return functional.all_gather_linear(
+            x, weights, biases, group=first.group_name, gather_dim=first.sequence_dim,
+            gather_size=_whole_length(first, x, gather_size),
+        )  # fmt: skip
+    return functional.column_linear(x, weights, biases, group=first.group_name)
+
+
+def gathered_products(
+    linears: Sequence[ColumnParallelLinear], x: Tensor, gather_size: int | None = None
+) -> tuple[list[Tensor], Tensor]:
+    """As column_products, from shards of the sequence; also the gathered x, whose gradient is equal on all ranks."""
+    first = linears[0]
+    weights, biases = _parameters(linears)
+    size = _whole_length(first, x, gather_size)
+    outs, gathered = functional.all_gather_linear(
+        x, weights, biases, group=first.group_name, gather_dim=first.sequence_dim, gather_size=size,
+        return_gathered=True,
+    )  # fmt: skip
+    return outs, gathered_input(x, gathered, group=first.group_name, dim=first.sequence_dim, size=size)
+
+
+def _parameters(linears: Sequence[ColumnParallelLinear]) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Weights and biases; the gradients of rows that several ranks hold are summed."""
     first = linears[0]
     weights: list[Tensor] = [linear.weight for linear in linears]
     biases: list[Tensor | None] = [None if linear.return_bias else linear.bias for linear in linears]
@@ -38,13 +70,13 @@ def column_products(
         for place, i in enumerate(shared):
             weights[i] = cast(Tensor, held[place])
             biases[i] = held[len(shared) + place]
-    if first.sequence_parallel:
-        if gather_size is None and first.sequence_length is not None:
-            gather_size = first.sequence_length.of(x, first.sequence_dim, first.rank, first.world_size)
-        return functional.all_gather_linear(
-            x, weights, biases, group=first.group_name, gather_dim=first.sequence_dim, gather_size=gather_size
-        )
-    return functional.column_linear(x, weights, biases, group=first.group_name)
+    return weights, biases
+
+
+def _whole_length(linear: ColumnParallelLinear, x: Tensor, gather_size: int | None) -> int | None:
+    if gather_size is None and linear.sequence_length is not None:
+        return linear.sequence_length.of(x, linear.sequence_dim, linear.rank, linear.world_size)
+    return gather_size
 
 
 class SharedInput:
@@ -76,7 +108,17 @@ class SharedInput:
 
     def compute(self, x: Tensor, key: Tensor, gather_size: int | None) -> None:
         """Compute every product of x and keep them for calls with `key`."""
-        self._products = dict(enumerate(column_products(self.linears, x, gather_size)))
+        whole = self.linears[0].reads_gathered and key is x
+        self._keep(column_products(self.linears, x, gather_size, is_gathered=whole), key)
+
+    def compute_gathered(self, x: Tensor, gather_size: int | None) -> Tensor:
+        """Compute every product of the shard x and keep them for calls with the gathered x, which is returned."""
+        products, gathered = gathered_products(self.linears, x, gather_size)
+        self._keep(products, gathered)
+        return gathered
+
+    def _keep(self, products: list[Tensor], key: Tensor) -> None:
+        self._products = dict(enumerate(products))
         self._key = key
         self._states = [_state(key, linear.weight) for linear in self.linears]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from ..groups import Group, GroupInfo, resolve
+from .adapters import check_adapters, install_guards, split_adapters, unwrapped
 from .agree import agree
 from .apply import apply
 from .plan import Plan, auto_plan, check_plan, dict_plan
@@ -45,16 +46,30 @@ def parallelize(
     decided: Plan | None = None
     problem: Exception | None = None
     try:
-        decided = _decide(model, info, plan, sequence_parallel)
-        check_plan(model, decided)
-        if strict:
-            _check_fused(model, decided, info)
+        decided = _checked(model, info, plan, sequence_parallel, strict)
     except Exception as error:  # whatever it is, the peers wait in agree() and must hear of it
         problem = error
     agree(info, model, decided, problem)
     assert decided is not None
-    apply(model, decided, info)
-    return model
+    with unwrapped(model):
+        apply(model, decided, info)
+        install_guards(model)
+    return split_adapters(model)
+
+
+def _checked(
+    model: nn.Module, info: GroupInfo, plan: str | Mapping[str, str], sequence_parallel: bool, strict: bool
+) -> Plan:
+    """The plan, of which every step can be done."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"parallelize: expected an nn.Module, got {type(model).__name__}")
+    with unwrapped(model):
+        decided = _decide(model, info, plan, sequence_parallel)
+        check_plan(model, decided)
+        if strict:
+            _check_fused(model, decided, info)
+    check_adapters(model, decided.steps)
+    return decided
 
 
 def _check_fused(model: nn.Module, plan: Plan, info: GroupInfo) -> None:
@@ -69,8 +84,6 @@ def _check_fused(model: nn.Module, plan: Plan, info: GroupInfo) -> None:
 def _decide(
     model: nn.Module, info: GroupInfo, plan: str | Mapping[str, str], sequence_parallel: bool
 ) -> Plan:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"parallelize: expected an nn.Module, got {type(model).__name__}")
     if isinstance(plan, Mapping):
         return dict_plan(model, plan, info.rank, info.world_size, sequence_parallel)
     if plan != "auto":

@@ -52,9 +52,10 @@ def apply(model: nn.Module, plan: Plan, info: GroupInfo) -> None:
             setattr(modules[name], attr, number)
     if plan.sequence_parallel:
         _cut_sequence(model, plan, info)
-    if hasattr(model, "_get_static_cache_init_shape"):
-        # generate() would allocate a static cache for all heads; None makes it wait for the first keys
-        object.__setattr__(model, "_get_static_cache_init_shape", _no_shape)
+    for module in model.modules():
+        if hasattr(type(module), "_get_static_cache_init_shape"):
+            # generate() would allocate a static cache for all heads; None makes it wait for the first keys
+            object.__setattr__(module, "_get_static_cache_init_shape", _no_shape)
 
 
 def _no_shape() -> None:
@@ -103,6 +104,8 @@ def _cut_sequence(model: nn.Module, plan: Plan, info: GroupInfo) -> None:
             GatherSequence(length, info.name, info.rank, info.world_size)
         )
     for name, (argument, projection) in plan.stand_ins.items():
+        for linear in model.get_submodule(projection).shared_input.linears:
+            linear.reads_gathered = True
         inner = projection.removeprefix(f"{name}." if name else "")
         hook = StandIn(length, argument, inner, info.rank, info.world_size)
         model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)

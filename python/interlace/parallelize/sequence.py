@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from .. import functional
-from ..modules import ColumnParallelLinear, SequenceLength
+from ..modules import ColumnParallelLinear, SequenceLength, SharedInput
 
 __all__ = ["GatherSequence", "ScatterSequence", "StandIn"]
 
@@ -53,7 +54,7 @@ class StandIn:
 
     The module goes on with a stand-in for its gathered input, of the right shape and NaN everywhere: its
     forward was checked to use nothing but the shape, and should it ever use more, the result is NaN and not a
-    wrong number.
+    wrong number. Where q, k or v are wrapped (adapters) or hooked, the stand-in is the gathered input itself.
     """
 
     length: SequenceLength
@@ -65,13 +66,34 @@ class StandIn:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         x = args[0] if args else kwargs[self.argument]
         size = self.length.of(x, DIM, self.rank, self.world_size)
-        shape = [*x.shape]
-        shape[DIM] = x.shape[DIM] * self.world_size if size is None else size
-        stand_in = x.new_full((1,), float("nan")).expand(shape)
-        projection = module.get_submodule(self.projection)
-        assert isinstance(projection, ColumnParallelLinear) and projection.shared_input is not None
-        projection.shared_input.compute(x, stand_in, size)
+        shared = _shared_input(module.get_submodule(self.projection))
+        if _are_called_plainly(shared.linears, module):
+            shape = [*x.shape]
+            shape[DIM] = x.shape[DIM] * self.world_size if size is None else size
+            stand_in = x.new_full((1,), float("nan")).expand(shape)
+            shared.compute(x, stand_in, size)
+        else:
+            stand_in = shared.compute_gathered(x, size)
         return _with_input(args, kwargs, self.argument, stand_in)
+
+
+def _shared_input(projection: nn.Module) -> SharedInput:
+    """Of the projection, or of the linear that it wraps."""
+    for module in projection.modules():
+        if isinstance(module, ColumnParallelLinear) and module.reads_gathered and module.shared_input:
+            return module.shared_input
+    raise TypeError(f"interlace: no parallel linear is left in {type(projection).__name__}")
+
+
+def _are_called_plainly(linears: Sequence[ColumnParallelLinear], module: nn.Module) -> bool:
+    """True when `module` calls the linears themselves, and nobody else sees their input."""
+    for linear in linears:
+        hooks = (
+            linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks
+        )  # fmt: skip
+        if any(hooks) or not any(child is linear for child in module.children()):
+            return False
+    return True
 
 
 def _with_input(args: tuple[Any, ...], kwargs: dict[str, Any], argument: str, x: Tensor) -> tuple[Any, Any]:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     import torch.nn as nn
 
-__all__ = ["Architecture", "LatentAttention", "MixtureOfExperts", "Source", "read_architecture"]
+__all__ = [
+    "Architecture",
+    "LatentAttention",
+    "MixtureOfExperts",
+    "Source",
+    "config_names",
+    "read_architecture",
+]
+
+_CONFIGS = Path(__file__).parent / "configs"
 
 
 @dataclass(frozen=True)
@@ -53,9 +64,11 @@ class Architecture:
     intermediate: width of the dense MLP. gated: the MLP has gate, up and down products instead of up and down.
     norm: "rms" (weight), "layer" (weight and bias), "scale" (LayerNorm without bias) or "none" (no parameters).
     norms_per_layer: 2 for pre-norm blocks, 4 for Gemma 2 and 3, 1 where attention and MLP share one.
-    qk_norm: "" none, "head" one weight of head_dim for q and one for k, "full" weights as wide as q and k.
+    qk_norm: "" none, "head" one weight of head_dim for q and one for k, "layer_head" the same with biases, "full"
+    weights as wide as q and k.
     positions: rows of a learned position table. embedding_dim: width of the token table where it is not hidden.
-    head: "lm" a [vocab, hidden] product, "mlm" BERT's transform before the tied product, "classifier", "none".
+    head: "lm" a [vocab, hidden] product, "mlm" BERT's transform before the tied product, "classifier" a product to
+    `labels`, "dense_classifier" one behind a [hidden, hidden] product, "none".
     cross_attention: each layer also attends to the encoder. window: sliding window by layer, 0 for all tokens.
     other_parameters: counted parameters outside this description (patch and class embeddings, poolers, ...).
     """
@@ -131,4 +144,54 @@ def read_architecture(source: Source) -> Architecture:
     will do). A dict of an unknown model_type is built on the meta device by transformers where that is installed.
     Raises ValueError with one line that names what is missing or unknown.
     """
-    raise NotImplementedError
+    if isinstance(source, Architecture):
+        return source
+    if isinstance(source, Mapping):
+        return _of_config(source)
+    if isinstance(source, (str, PathLike)):
+        return _of_config(_read_config(Path(source)))
+    from .module import architecture_of_module
+
+    return architecture_of_module(source)
+
+
+def config_names() -> tuple[str, ...]:
+    """Names of the model configs shipped here."""
+    return tuple(sorted(path.stem for path in _CONFIGS.glob("*.json")))
+
+
+def _read_config(path: Path) -> Mapping[str, Any]:
+    if path.is_dir():
+        path = path / "config.json"
+    elif not path.exists() and (_CONFIGS / f"{path}.json").is_file():
+        path = _CONFIGS / f"{path}.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(config_names())
+        raise ValueError(
+            f"model {str(path)!r} is not there; expected a config.json, its folder or one of {known}"
+        ) from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"model config {path}: {error}") from None
+    if not isinstance(content, Mapping):
+        raise ValueError(f"model config {path}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _of_config(config: Mapping[str, Any]) -> Architecture:
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise ValueError(f"model config: model_type={kind!r}; expected the name of a family, such as 'llama'")
+    from .encoders import ENCODERS
+    from .families import DECODERS
+
+    known = {**DECODERS, **ENCODERS}
+    if kind in known:
+        try:
+            return known[kind](config)
+        except (KeyError, TypeError, ZeroDivisionError) as error:
+            raise ValueError(f"model config of type {kind!r}: {type(error).__name__}: {error}") from None
+    from .module import architecture_of_unknown
+
+    return architecture_of_unknown(config, tuple(sorted(known)))

@@ -45,7 +45,7 @@ class Device:
 
     name: str
     memory: float
-    peak: Mapping[str, float]
+    peak: Mapping[str, float] = field(hash=False)
     memory_bandwidth: float
     efficiency: float = 0.7
     attention_efficiency: float = 0.6
@@ -53,8 +53,8 @@ class Device:
     kernel_latency: float = 4e-6
     slowdown: float = 0.1
     reserved: float = 0.0
-    gemms: tuple[GemmPoint, ...] = ()
-    fused: tuple[FusedPoint, ...] = ()
+    gemms: tuple[GemmPoint, ...] = field(default=(), hash=False)
+    fused: tuple[FusedPoint, ...] = field(default=(), hash=False)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Cluster:
     oversubscription: float = 1.0
     numa: int = 1
     source: str = ""
-    measured: Mapping[str, str] = field(default_factory=dict)
+    measured: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def link(self, ranks: int, stride: int = 1) -> Link:
         """The slowest link a group crosses whose members are `stride` ranks apart.

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
+from math import ceil
 
-from .architecture import Architecture, Source
+from ._check import at_least, dtype_bytes, one_of
+from .activations import ActivationShape, layer_activation_bytes
+from .architecture import Architecture, Source, read_architecture
+from .model import parameters, stage_parameters
+from .pipeline import in_flight_microbatches, stage_layers
 
 __all__ = [
     "MemoryBreakdown",
@@ -68,7 +74,18 @@ def zero_bytes(params: float, world_size: int, stage: int, precision: Precision 
     With P parameters, N ranks and p, g, o bytes: 0: (p + g + o) P; 1: (p + g) P + o P / N; 2: p P + (g + o) P / N;
     3: (p + g + o) P / N. 70e9 parameters on 64 ranks: 1120, 293, 155, 17.5 GB. Source: arXiv 1910.02054, figure 1.
     """
-    raise NotImplementedError
+    at_least("zero_bytes", 1, world_size=world_size)
+    one_of("zero_bytes", "stage", stage, (0, 1, 2, 3))
+    if not params >= 0:
+        raise ValueError(f"zero_bytes: params={params!r}; expected a number >= 0")
+    return sum(_states(params, world_size, stage, precision or Precision()))
+
+
+def _states(params: float, world: int, stage: int, precision: Precision) -> tuple[float, float, float]:
+    """(parameters, gradients, optimizer) bytes per rank."""
+    divided = [world if stage >= least else 1 for least in (3, 2, 1)]
+    each = (precision.parameters, precision.gradients, precision.optimizer)
+    return tuple(params * size / parts for size, parts in zip(each, divided, strict=True))  # type: ignore[return-value]
 
 
 def activation_bytes_per_layer(
@@ -86,7 +103,14 @@ def activation_bytes_per_layer(
     selective drops 5 a s / h; full keeps 2 s b h (with SP too: the published table counts the input unsplit).
     Source: arXiv 2205.05198, table 2.
     """
-    raise NotImplementedError
+    at_least("activation_bytes_per_layer", 1, seq=seq, batch=batch, hidden=hidden, heads=heads, tp=tp)
+    one_of("activation_bytes_per_layer", "recompute", recompute, RECOMPUTE)
+    values = seq * batch * hidden
+    if recompute == "full":
+        return 2.0 * values
+    scores = 0.0 if recompute == "selective" else 5 * heads * seq / (hidden * tp)
+    linear = 34 / tp if sequence_parallel else 10 + 24 / tp
+    return values * (linear + scores)
 
 
 def kv_cache_bytes_per_token(config: Source, dtype: object = "bf16", tp: int = 1) -> float:
@@ -96,20 +120,30 @@ def kv_cache_bytes_per_token(config: Source, dtype: object = "bf16", tp: int = 1
     keeps layers x (kv_rank + rope_dim) x bytes on every rank. Llama-3.1-70B in bf16: 327,680.
     Source: GQA arXiv 2305.13245; MLA arXiv 2405.04434, section 2.1.
     """
-    raise NotImplementedError
+    at_least("kv_cache_bytes_per_token", 1, tp=tp)
+    a, size = read_architecture(config), dtype_bytes("kv_cache_bytes_per_token", dtype)
+    if a.latent:
+        return a.layers * (a.latent.kv_rank + a.latent.rope_dim) * size
+    return 2 * a.layers * ceil(a.kv_heads / tp) * a.head_dim * size
 
 
-def logits_bytes(tokens: float, vocab: int, tp: int = 1, *, logits: float = 2, loss: float = 4) -> float:
-    """Bytes of the logits and of their fp32 softmax with gradients: tokens x vocab / tp x (logits + loss)."""
-    raise NotImplementedError
+def logits_bytes(tokens: float, vocab: int, tp: int = 1, *, logits: float = 2, loss: float = 6) -> float:
+    """Bytes of the logits and of what the loss keeps: tokens x vocab / tp x (logits + loss).
+
+    loss: the fp32 softmax (4) and the gradient of the logits (2 in 16 bits, 4 in fp32).
+    """
+    at_least("logits_bytes", 1, tp=tp)
+    return tokens * ceil(vocab / tp) * (logits + loss)
 
 
 def workspace_bytes(tokens: float, hidden: int, tp: int, element: float = 2) -> float:
-    """Bytes of symmetric memory our fused collectives stage: both parities of the largest message, 2 x tokens x hidden.
+    """Bytes of symmetric memory the fused collectives of one group stage: 2 x tokens x hidden x element.
 
-    Zero for tp = 1. Source: the signal protocol of this package (double-buffered by epoch parity).
+    Both parities of the largest message, from 8 MiB to 64 MiB (longer messages go in pieces); zero for tp = 1.
+    Source: the defaults of INTERLACE_WORKSPACE and INTERLACE_MAX_WORKSPACE.
     """
-    raise NotImplementedError
+    at_least("workspace_bytes", 1, tp=tp)
+    return min(max(2.0 * tokens * hidden * element, 8 * 2**20), 64 * 2**20) if tp > 1 else 0.0
 
 
 def stage_memory(
@@ -132,12 +166,116 @@ def stage_memory(
     sequence_parallel: bool = False,
     precision: Precision | None = None,
     flash: bool = True,
+    dropout: bool = False,
+    eager: bool = False,
     workspaces: bool = True,
 ) -> MemoryBreakdown:
     """MemoryBreakdown of one rank of pipeline stage `stage`, bytes.
 
     Parameters by `model.stage_parameters`, states by ZeRO over DP x CP (experts over their own replicas), activations
-    of the architecture's own layers x micro-batches in flight. flash: attention scores are never stored.
+    of the architecture's own layers x micro-batches in flight. flash, dropout, eager: see ActivationShape.
     Source: arXiv 1910.02054, arXiv 2205.05198.
     """
-    raise NotImplementedError
+    precision = precision or Precision()
+    at_least("stage_memory", 1, seq=seq, microbatch=microbatch, tp=tp, pp=pp, cp=cp, dp=dp, ep=ep)
+    one_of("stage_memory", "zero", zero, (0, 1, 2, 3))
+    one_of("stage_memory", "recompute", recompute, RECOMPUTE)
+    a, last = architecture, stage == pp - 1
+    held = _Held(a, stage, pp, interleave, tp, ep, expert_tp)
+    dense, experts = _held_parameters(held)
+    replicas = max(1, dp * cp * tp // (ep * expert_tp))
+    states = [
+        mine + routed
+        for mine, routed in zip(
+            _states(dense, dp * cp, zero, precision), _states(experts, replicas, zero, precision), strict=True
+        )
+    ]
+    kept = ActivationShape(
+        seq=seq,
+        batch=microbatch,
+        tp=tp,
+        cp=cp,
+        ep=ep,
+        expert_tp=expert_tp,
+        sequence_parallel=sequence_parallel,
+        element=precision.activations,
+        flash=flash,
+        dropout=dropout,
+        eager=eager,
+    )
+    flying = in_flight_microbatches(pp, microbatches, stage, interleave, schedule)
+    tokens = seq / cp * microbatch
+    # input of the last norm and of the head; the last stage of 1F1B has one micro-batch in flight
+    ends = 2 * tokens * a.hidden * precision.activations / (tp if sequence_parallel else 1) * last
+    # recomputation holds one layer in full; a backward holds the gradient of the widest value of a layer beside it
+    whole = _held_activations(held, kept, "none")[1] if recompute == "full" else 0.0
+    temporary = whole + 2 * tokens * a.hidden * precision.activations
+    if zero == 3:  # the layer at work and the one fetched ahead
+        temporary += 2 * _widest_layer(held) * precision.parameters
+    logits = 0.0
+    if last and a.head in ("lm", "mlm"):
+        logits = logits_bytes(
+            tokens, a.vocab, tp, logits=precision.activations, loss=4 + precision.activations
+        )
+    return MemoryBreakdown(
+        parameters=states[0],
+        gradients=states[1],
+        optimizer=states[2],
+        activations=_held_activations(held, kept, recompute)[0] * flying + ends,
+        logits=logits,
+        temporary=temporary,
+        workspaces=workspace_bytes(tokens, a.hidden, tp, precision.activations) if workspaces else 0.0,
+    )
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Which part of a model a rank holds."""
+
+    architecture: Architecture
+    stage: int
+    pp: int
+    interleave: int
+    tp: int
+    ep: int
+    expert_tp: int
+
+    def parameters(
+        self, layers: tuple[int, ...], *, first: bool = False, last: bool = False
+    ) -> tuple[float, float]:
+        counted, a = _counted(self.architecture), self.architecture
+        split = {"tp": self.tp, "ep": self.ep, "expert_tp": self.expert_tp}
+        return stage_parameters(counted, a, layers, first=first, last=last, **split)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return _split(self.architecture.layers, self.pp, self.interleave)[self.stage]
+
+
+_counted = lru_cache(maxsize=64)(parameters)
+_split = lru_cache(maxsize=4096)(stage_layers)
+
+
+@lru_cache(maxsize=4096)
+def _held_parameters(held: _Held) -> tuple[float, float]:
+    """(dense, expert) parameters."""
+    return held.parameters(held.layers, first=held.stage == 0, last=held.stage == held.pp - 1)
+
+
+@lru_cache(maxsize=4096)
+def _widest_layer(held: _Held) -> float:
+    """Parameters of the largest layer on one rank, gathered from the ZeRO-3 shards."""
+    return max(sum(held.parameters((layer,))) for layer in held.layers)
+
+
+@lru_cache(maxsize=4096)
+def _held_activations(held: _Held, shape: ActivationShape, recompute: str) -> tuple[float, float]:
+    """Bytes of one micro-batch in all layers of the stage, and in the largest of them."""
+    a = held.architecture
+    each = [layer_activation_bytes(a, layer, shape, recompute) for layer in held.layers]
+    widest = max(each)
+    if held.stage == 0 and a.encoder:
+        each += [
+            layer_activation_bytes(a.encoder, layer, shape, recompute) for layer in range(a.encoder.layers)
+        ]
+    return sum(each), widest

@@ -1,6 +1,8 @@
 """Parallel layers: nn.Linear split by columns or rows, feed-forward and attention blocks made of them."""
 
 from .attention import KVCache, ParallelAttention
+from .cross_entropy import VocabParallelCrossEntropy
+from .embedding import VocabParallelEmbedding, VocabParallelHead
 from .layout import ParameterLayout, layouts_of
 from .linear import ColumnParallelLinear, ParallelLinear, RowParallelLinear
 from .mlp import ParallelMLP
@@ -22,6 +24,9 @@ __all__ = [
     "Shards",
     "SharedInput",
     "SummedGradients",
+    "VocabParallelCrossEntropy",
+    "VocabParallelEmbedding",
+    "VocabParallelHead",
     "layouts_of",
     "split_heads",
 ]

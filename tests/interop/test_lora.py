@@ -15,7 +15,13 @@ from tests.interop.models import assert_parameters_near, ids, llama, train
 from tests.parallelize.models import assert_near
 
 peft = pytest.importorskip("peft")
-TARGETS = ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]  # columns and rows, some of those that share
+TARGETS = [
+    "q_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "down_proj",
+]  # columns and rows, some of those that share
 
 
 def _adapted(model: nn.Module, targets: list[str] = TARGETS, **options: object) -> nn.Module:

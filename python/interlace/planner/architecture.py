@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,7 +22,7 @@ __all__ = [
     "read_architecture",
 ]
 
-_CONFIGS = Path(__file__).parent / "configs"
+_CONFIGS = Path(__file__).parent / "configs" / "models.json"
 
 
 @dataclass(frozen=True)
@@ -157,14 +158,20 @@ def read_architecture(source: Source) -> Architecture:
 
 def config_names() -> tuple[str, ...]:
     """Names of the model configs shipped here."""
-    return tuple(sorted(path.stem for path in _CONFIGS.glob("*.json")))
+    return tuple(_shipped())
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> Mapping[str, Mapping[str, Any]]:
+    content: Mapping[str, Mapping[str, Any]] = json.loads(_CONFIGS.read_text(encoding="utf-8"))
+    return content
 
 
 def _read_config(path: Path) -> Mapping[str, Any]:
     if path.is_dir():
         path = path / "config.json"
-    elif not path.exists() and (_CONFIGS / f"{path}.json").is_file():
-        path = _CONFIGS / f"{path}.json"
+    elif not path.exists() and str(path).lower() in _shipped():
+        return _shipped()[str(path).lower()]
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 import faulthandler
 import functools
+import gc
 import importlib
 import os
 import pickle
@@ -80,6 +81,21 @@ def _destroy_groups() -> None:
             interlace.destroy(group)
         if group is not dist.group.WORLD:
             dist.destroy_process_group(group)
+    _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """DTensor keeps what it worked out in caches, and with it every mesh it saw and the groups of that mesh."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor._redistribute import clear_redistribute_planner_cache
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    clear_redistribute_planner_cache()
+    _clear_sharding_prop_cache()
+    for cached in [obj for obj in gc.get_objects() if type(obj) is functools._lru_cache_wrapper]:
+        if str(cached.__module__).startswith("torch.distributed."):
+            cached.cache_clear()
 
 
 def main(config: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from .cluster import Cluster
 from .workload import Serving, Training
 
 __all__ = [
+    "DoesNotFit",
     "context_reason",
     "expert_reason",
     "layout_reasons",
@@ -14,6 +15,12 @@ __all__ = [
     "pipeline_reason",
     "tensor_reason",
 ]
+
+SHORT_CHUNKS = 3
+
+
+class DoesNotFit(ValueError):
+    """No layout of this many GPUs fits their memory; the text names the smallest that does."""
 
 
 def tensor_reason(arch: Architecture, cluster: Cluster, tp: int, *, across_nodes: bool = False) -> str:
@@ -30,7 +37,7 @@ def tensor_reason(arch: Architecture, cluster: Cluster, tp: int, *, across_nodes
         return f"tp={tp} does not divide {arch.heads} heads"
     if arch.latent is None and arch.kv_heads % tp and tp % arch.kv_heads:
         return f"tp={tp} neither divides nor is a multiple of {arch.kv_heads} key/value heads"
-    if arch.intermediate % tp:
+    if (arch.moe is None or len(arch.moe.layers) < arch.layers) and arch.intermediate % tp:
         return f"tp={tp} does not divide the MLP width {arch.intermediate}"
     if 0 < arch.vocab < tp:
         return f"tp={tp} is more than the {arch.vocab} rows of the vocabulary"
@@ -43,7 +50,9 @@ def context_reason(arch: Architecture, seq: int, cp: int, tp: int, *, sequence_p
     A causal sequence is cut in 2 cp chunks and each rank takes one from either end, so that all have equal work.
     """
     if cp > 1 and seq % (2 * cp):
-        return f"cp={cp}: {seq} tokens do not divide by 2 x cp = {2 * cp} (one chunk from either end per rank)"
+        return (
+            f"cp={cp}: {seq} tokens do not divide by 2 x cp = {2 * cp} (one chunk from either end per rank)"
+        )
     if sequence_parallel and tp > 1 and (seq // cp) % tp:
         return f"tp={tp}: {seq // cp} tokens per context rank do not divide over tp for sequence parallelism"
     if cp > 1 and arch.encoder is not None:
@@ -52,14 +61,20 @@ def context_reason(arch: Architecture, seq: int, cp: int, tp: int, *, sequence_p
 
 
 def pipeline_reason(arch: Architecture, pp: int, interleave: int) -> str:
-    """Why the layers do not divide into pp stages of `interleave` chunks each."""
+    """Why the layers do not divide into pp stages of `interleave` chunks each.
+
+    Up to SHORT_CHUNKS chunks may be a layer shorter, as for the 126 layers of Llama 3 405B over 16 stages
+    (arXiv 2407.21783, section 3.3.2): the ends carry embedding and head.
+    """
     chunks = pp * interleave
     if interleave > 1 and pp == 1:
         return f"interleave={interleave} needs more than one stage"
     if chunks > 1 and arch.encoder is not None:
         return f"pp={pp}: a pipeline through an encoder-decoder model is not planned"
-    if arch.layers % chunks:
-        return f"{arch.layers} layers do not divide into pp x interleave = {pp} x {interleave} = {chunks} chunks"
+    if arch.layers < chunks or -arch.layers % chunks > SHORT_CHUNKS:
+        return (
+            f"{arch.layers} layers do not divide into pp x interleave = {pp} x {interleave} = {chunks} chunks"
+        )
     return ""
 
 

@@ -15,7 +15,8 @@ from interlace.families.catalogue import Family, build, inputs
 from interlace.groups import Group, resolve
 from interlace.modules.layout import layouts_of
 from interlace.parallelize import parallelize, report
-from interlace.parallelize.plan import auto_plan
+from interlace.parallelize.plan import Place
+from interlace.parallelize.structure import auto_plan
 
 __all__ = ["LIMIT", "NEW_TOKENS", "Row", "check", "generated", "loss_of", "worst_gradient"]
 
@@ -148,7 +149,7 @@ def _process_group(name: str) -> dist.ProcessGroup:
 
 def _split(model: nn.Module, group: Group) -> dict[str, Any]:
     info = resolve(group)
-    plan = auto_plan(model, info.rank, info.world_size, False)
+    plan = auto_plan(model, Place(info.rank, info.world_size))
     total = sum(param.numel() for param in model.parameters())
     parallelize(model, group)
     rows = [row for row in report(model).rows if row.op]

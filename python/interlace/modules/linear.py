@@ -17,6 +17,8 @@ from .shard import Shards, checked_shards
 
 __all__ = ["ColumnParallelLinear", "ParallelLinear", "RowParallelLinear"]
 
+# subclasses that compute x W^T + b with a forward of their own
+SAME_AS_LINEAR = {("transformers.models.falcon.modeling_falcon", "FalconLinear")}
 SEQUENCE_DIM = -2  # [.., sequence, features]; 0 for [sequence, batch, features]
 
 
@@ -101,6 +103,10 @@ class ParallelLinear(nn.Linear):
         if self.bias is not None and bias is not None:
             self.bias.copy_(take(bias, 0, ranges) if self.split_dim == 0 else bias)
 
+    def matrix(self) -> Tensor:
+        """The weight as [out, in]: the weight."""
+        return self.weight
+
     def parameter_layouts(self) -> dict[str, ParameterLayout]:
         """How the whole weight, and in a column linear the whole bias, are cut."""
         shape = (self.out_features, self.in_features)
@@ -139,7 +145,9 @@ def check_splittable(op: str, linear: nn.Module) -> None:
         raise TypeError(f"{op}: the layer is a {type(linear).__name__} already; split the original nn.Linear")
     if not isinstance(linear, nn.Linear):
         raise TypeError(f"{op}: expected an nn.Linear, got {type(linear).__name__}")
-    if type(linear).forward is not nn.Linear.forward or hasattr(linear, "parametrizations"):
+    kind = type(linear)
+    known = (kind.__module__, kind.__name__) in SAME_AS_LINEAR
+    if (kind.forward is not nn.Linear.forward and not known) or hasattr(linear, "parametrizations"):
         raise TypeError(
             f"{op}: {type(linear).__name__} has a forward or a weight of its own; only plain nn.Linear can "
             "be split (remove parametrizations, split before quantising or wrapping)"
@@ -230,15 +238,15 @@ class ColumnParallelLinear(ParallelLinear):
         else:
             out = column_products([self], x, gather_size, is_gathered=self.reads_gathered)[0]
         if self.gather_output:
-            out = _gather_features(out, self.shards, self.group_name, self.world_size)
+            out = gather_features(out, self.shards, self.group_name, self.world_size)
         if not self.return_bias:
             return out
         if self.gather_output and self.bias is not None:
-            return out, _gather_features(self.bias, self.shards, self.group_name, self.world_size)
+            return out, gather_features(self.bias, self.shards, self.group_name, self.world_size)
         return out, self.bias
 
 
-def _gather_features(x: Tensor, shards: Shards, group_name: str, world_size: int) -> Tensor:
+def gather_features(x: Tensor, shards: Shards, group_name: str, world_size: int) -> Tensor:
     """x [.., features of this rank] -> [.., all features]; grad: this rank's part."""
     if shards.is_chunk:
         return functional.gather_from_region(x, group=group_name, dim=-1, size=shards.total)

@@ -57,7 +57,7 @@ def gathered_products(
 def _parameters(linears: Sequence[ColumnParallelLinear]) -> tuple[list[Tensor], list[Tensor | None]]:
     """Weights and biases; the gradients of rows that several ranks hold are summed."""
     first = linears[0]
-    weights: list[Tensor] = [linear.weight for linear in linears]
+    weights: list[Tensor] = [linear.matrix() for linear in linears]
     biases: list[Tensor | None] = [None if linear.return_bias else linear.bias for linear in linears]
     shared = [i for i, linear in enumerate(linears) if linear.shards.overlapping]
     if shared:

@@ -10,8 +10,10 @@ from ..groups import Group, GroupInfo, resolve
 from .adapters import check_adapters, install_guards, split_adapters, unwrapped
 from .agree import agree
 from .apply import apply
-from .plan import Plan, auto_plan, check_plan, dict_plan
+from .patterns import dict_plan
+from .plan import Place, Plan, check_plan
 from .report import op_of, path_of
+from .structure import auto_plan
 
 __all__ = ["parallelize"]
 
@@ -84,8 +86,9 @@ def _check_fused(model: nn.Module, plan: Plan, info: GroupInfo) -> None:
 def _decide(
     model: nn.Module, info: GroupInfo, plan: str | Mapping[str, str], sequence_parallel: bool
 ) -> Plan:
+    place = Place(info.rank, info.world_size, sequence_parallel)
     if isinstance(plan, Mapping):
-        return dict_plan(model, plan, info.rank, info.world_size, sequence_parallel)
+        return dict_plan(model, plan, place)
     if plan != "auto":
         raise ValueError(f'parallelize: plan={plan!r}; expected "auto" or a dict of patterns and styles')
-    return auto_plan(model, info.rank, info.world_size, sequence_parallel)
+    return auto_plan(model, place)

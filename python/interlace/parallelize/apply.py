@@ -7,9 +7,11 @@ from __future__ import annotations
 from torch import nn
 
 from ..groups import GroupInfo
-from ..modules import ColumnParallelLinear, ParallelLinear, RowParallelLinear, SharedInput, SummedGradients
+from ..modules import ColumnParallelLinear, RowParallelLinear, SharedInput, SummedGradients
 from ..modules.sequence import SequenceLength
-from .plan import LINEAR_STYLES, Plan, Step
+from .config_view import ConfigView
+from .conv1d import is_conv1d, split_conv1d
+from .plan import Plan, Step
 from .sequence import DIM, GatherSequence, ScatterSequence, StandIn
 
 __all__ = ["apply"]
@@ -35,8 +37,6 @@ def apply(model: nn.Module, plan: Plan, info: GroupInfo) -> None:
     swapped: dict[int, nn.Module] = {}  # by the old module: one used in two places stays one
     tied: dict[int, nn.Parameter] = {}  # by the old parameter: one used in two places stays one
     for step in plan.steps.values():
-        if step.style not in (*LINEAR_STYLES, "summed"):
-            continue
         old = modules[step.name]
         if id(old) not in swapped:
             swapped[id(old)] = _replacement(old, step, plan, info)
@@ -50,8 +50,15 @@ def apply(model: nn.Module, plan: Plan, info: GroupInfo) -> None:
     for name, numbers in plan.attributes.items():
         for attr, number in numbers.items():
             setattr(modules[name], attr, number)
+    for name, numbers in plan.configs.items():
+        modules[name].config = ConfigView(modules[name].config, numbers)
+    for name, hooks in plan.pre_hooks.items():
+        for hook in hooks:
+            modules[name].register_forward_pre_hook(hook, with_kwargs=True)
     if plan.sequence_parallel:
         _cut_sequence(model, plan, info)
+    for finish in plan.finishers:
+        finish(model, info)
     for module in model.modules():
         if hasattr(type(module), "_get_static_cache_init_shape"):
             # generate() would allocate a static cache for all heads; None makes it wait for the first keys
@@ -65,27 +72,33 @@ def _no_shape() -> None:
 def _replacement(old: nn.Module, step: Step, plan: Plan, info: GroupInfo) -> nn.Module:
     if step.style == "summed":
         return SummedGradients(old, info.name)
-    assert isinstance(old, nn.Linear)  # check_plan saw to it
-    new: ParallelLinear
-    if step.style.startswith("column"):
-        gather = step.style == "column_gather_output"
-        new = ColumnParallelLinear.from_linear(
-            old, info.name, shards=step.shards, gather_output=gather,
-            sequence_parallel=plan.sequence_parallel, sequence_dim=DIM,
-        )  # fmt: skip
-    else:
-        new = RowParallelLinear.from_linear(
-            old, info.name, shards=step.shards, input_is_parallel=step.style == "row", drop_input=True,
-            sequence_parallel=plan.sequence_parallel, sequence_dim=DIM,
-        )  # fmt: skip
+    new = _split(old, step, plan, info)
     for hooks in _HOOKS:
         getattr(new, hooks).update(getattr(old, hooks))
     return new
 
 
+def _split(old: nn.Module, step: Step, plan: Plan, info: GroupInfo) -> nn.Module:
+    if step.make is not None:
+        return step.make(old, info, plan)
+    if is_conv1d(old):
+        return split_conv1d(old, step, plan, info)
+    assert isinstance(old, nn.Linear)  # check_plan saw to it
+    if step.style.startswith("column"):
+        gather = step.style == "column_gather_output"
+        return ColumnParallelLinear.from_linear(
+            old, info.name, shards=step.shards, gather_output=gather,
+            sequence_parallel=plan.sequence_parallel, sequence_dim=DIM,
+        )  # fmt: skip
+    return RowParallelLinear.from_linear(
+        old, info.name, shards=step.shards, input_is_parallel=step.style == "row", drop_input=True,
+        sequence_parallel=plan.sequence_parallel, sequence_dim=DIM,
+    )  # fmt: skip
+
+
 def _tie(old: nn.Module, new: nn.Module, tied: dict[int, nn.Parameter]) -> None:
     for name, param in old.named_parameters(recurse=False):
-        if isinstance(new, ParallelLinear):
+        if not isinstance(new, SummedGradients):
             setattr(new, name, tied.setdefault(id(param), getattr(new, name)))
 
 
@@ -93,7 +106,7 @@ def _cut_sequence(model: nn.Module, plan: Plan, info: GroupInfo) -> None:
     length = SequenceLength()
     for step in plan.steps.values():
         module = model.get_submodule(step.name)
-        if isinstance(module, ColumnParallelLinear):
+        if hasattr(module, "sequence_length"):
             module.sequence_length = length
     for name in plan.scatters:
         model.get_submodule(name).register_forward_pre_hook(

@@ -80,7 +80,7 @@ class StandIn:
 def _shared_input(projection: nn.Module) -> SharedInput:
     """Of the projection, or of the linear that it wraps."""
     for module in projection.modules():
-        if isinstance(module, ColumnParallelLinear) and module.reads_gathered and module.shared_input:
+        if getattr(module, "reads_gathered", False) and module.shared_input:
             return module.shared_input
     raise TypeError(f"interlace: no parallel linear is left in {type(projection).__name__}")
 

@@ -7,12 +7,15 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
-__all__ = ["ForwardReads", "forward_reads"]
+__all__ = ["ForwardReads", "calls", "forward_reads", "splits_in_halves"]
+
+METADATA = ("shape", "dtype", "device", "ndim")
 
 
 @dataclass
@@ -20,15 +23,25 @@ class ForwardReads:
     """Names read as `self.NAME` and `self.config.NAME`, the forward's parameters, and what children are
     called with.
 
-    `inputs` maps a child to the name of the variable it is called with, when that is a plain name.
-    `other_uses` are the parameters used elsewhere than as the argument of a child or for their shape.
+    `inputs` maps a child to the names of the variables it is called with, where those are plain names.
+    `other_uses` are the names used elsewhere than as the argument of a child or for their shape, dtype and device.
     """
 
     attributes: set[str] = field(default_factory=set)
     config: set[str] = field(default_factory=set)
     parameters: tuple[str, ...] = ()
-    inputs: dict[str, str] = field(default_factory=dict)
+    inputs: dict[str, set[str]] = field(default_factory=dict)
     other_uses: set[str] = field(default_factory=set)
+
+    def input_of(self, children: Sequence[str], beside: Collection[str] = ()) -> str:
+        """The one name that all `children` are called with, not counting those `beside`; "" when there is none."""
+        names = set().union(*(self.inputs.get(child, {""}) for child in children)) - set(beside)
+        return names.pop() if len(names) == 1 else ""
+
+    def only_input(self, children: Sequence[str], beside: Collection[str] = ()) -> str:
+        """As `input_of`, when it is a parameter of the forward whose values nothing but the children use."""
+        name = self.input_of(children, beside)
+        return name if name in self.parameters and name not in self.other_uses else ""
 
 
 def forward_reads(module: nn.Module) -> ForwardReads | None:
@@ -70,6 +83,43 @@ def _function(member: Any) -> ast.FunctionDef | None:
         return None
 
 
+def calls(module: nn.Module, names: Collection[str]) -> set[str]:
+    """Which of the methods and functions `names` the forward of `module` calls itself; all of them without source."""
+    function = None if "forward" in vars(module) else _function(type(module).forward)
+    if function is None:
+        return set(names)
+    called = {_last_name(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
+    return called & set(names)
+
+
+def splits_in_halves(module: nn.Module) -> bool:
+    """True when the forward cuts something by `chunk(2, ..)` and nothing with a stride: gate and up, one behind the
+    other.
+    """
+    function = None if "forward" in vars(module) else _function(type(module).forward)
+    if function is None:
+        return False
+    nodes = list(ast.walk(function))
+    strides = [node for node in nodes if isinstance(node, ast.Slice) and node.step is not None]
+    halves = [
+        node
+        for node in nodes
+        if isinstance(node, ast.Call) and _last_name(node.func) == "chunk" and _is_two(node)
+    ]
+    return bool(halves) and not strides
+
+
+def _is_two(call: ast.Call) -> bool:
+    given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "chunks")]
+    return any(isinstance(value, ast.Constant) and value.value == 2 for value in given)
+
+
+def _last_name(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
 class _Reader(ast.NodeVisitor):
     def __init__(self, function: ast.FunctionDef, reads: ForwardReads) -> None:
         self.self_name = function.args.args[0].arg if function.args.args else "self"
@@ -86,7 +136,7 @@ class _Reader(ast.NodeVisitor):
         if isinstance(value, ast.Attribute) and self._is_self(value.value) and value.attr == "config":
             self.reads.config.add(node.attr)
             return
-        if isinstance(value, ast.Name) and node.attr == "shape":
+        if isinstance(value, ast.Name) and node.attr in METADATA:
             return
         self.generic_visit(node)
 
@@ -95,7 +145,7 @@ class _Reader(ast.NodeVisitor):
         if isinstance(function, ast.Attribute) and self._is_self(function.value):
             self.reads.attributes.add(function.attr)
             if len(arguments) == 1 and isinstance(arguments[0], ast.Name) and not node.keywords:
-                self.reads.inputs[function.attr] = arguments[0].id
+                self.reads.inputs.setdefault(function.attr, set()).add(arguments[0].id)
                 return
         elif (
             isinstance(function, ast.Attribute)

@@ -272,7 +272,9 @@ def _widest_layer(held: _Held) -> float:
 def _held_activations(held: _Held, shape: ActivationShape, recompute: str) -> tuple[float, float]:
     """Bytes of one micro-batch in all layers of the stage, and in the largest of them."""
     a = held.architecture
-    each = [layer_activation_bytes(a, layer, shape, recompute) for layer in held.layers]
+    kinds = {a.is_moe_layer(layer): layer for layer in held.layers}
+    sizes = {kind: layer_activation_bytes(a, layer, shape, recompute) for kind, layer in kinds.items()}
+    each = [sizes[a.is_moe_layer(layer)] for layer in held.layers]
     widest = max(each)
     if held.stage == 0 and a.encoder:
         each += [

@@ -1,10 +1,20 @@
 """interlace: collectives hidden inside matrix products, as drop-in parallel layers for PyTorch."""
 
-from . import functional, modules, reference
+from . import functional, modules, random, reference
+from .counting import OpCounts, count_ops
 from .errors import CollectiveAborted, CollectiveTimeout
 from .groups import GroupInfo, destroy, init, resolve
 from .memory import MemoryReport, memory_report
-from .modules import ColumnParallelLinear, ParallelAttention, ParallelMLP, RowParallelLinear
+from .modules import (
+    ColumnParallelLinear,
+    ParallelAttention,
+    ParallelDropout,
+    ParallelMLP,
+    RowParallelLinear,
+    VocabParallelCrossEntropy,
+    VocabParallelEmbedding,
+    VocabParallelHead,
+)
 from .packing import PackedWeight, pack_weights, unpack_weights
 from .parallelize import Report, parallelize, report
 from .paths import Path, backend, last_path
@@ -17,14 +27,20 @@ __all__ = [
     "ColumnParallelLinear",
     "GroupInfo",
     "MemoryReport",
+    "OpCounts",
     "PackedWeight",
     "ParallelAttention",
+    "ParallelDropout",
     "ParallelMLP",
     "Path",
     "Report",
     "RowParallelLinear",
+    "VocabParallelCrossEntropy",
+    "VocabParallelEmbedding",
+    "VocabParallelHead",
     "__version__",
     "backend",
+    "count_ops",
     "destroy",
     "functional",
     "init",
@@ -33,6 +49,7 @@ __all__ = [
     "modules",
     "pack_weights",
     "parallelize",
+    "random",
     "reference",
     "report",
     "resolve",

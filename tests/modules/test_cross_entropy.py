@@ -214,15 +214,13 @@ def _compiled(rank: int, world_size: int) -> None:
                 loss.backward()
                 results.append((loss.detach(), mine.grad))
             torch.testing.assert_close(results[1], results[0], **EXACT)
-    if world_size == 2:
-        with pytest.raises(RuntimeError, match="out of range"):
-            compiled(logits[..., start:end].clone(), target + 11)
+    with pytest.raises(RuntimeError, match="out of range"):
+        compiled(logits[..., start:end].clone(), target + 11)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_loss_compiles_without_graph_breaks(world_size: int) -> None:
+def test_loss_compiles_without_graph_breaks() -> None:
     """Targets are still checked, by an assertion that stays in the graph."""
-    run_distributed(world_size, _compiled, timeout=240.0)
+    run_distributed(2, _compiled, timeout=240.0)
 
 
 def _mistakes(rank: int, world_size: int) -> None:

@@ -2,6 +2,7 @@
 
 from .attention import KVCache, ParallelAttention
 from .cross_entropy import VocabParallelCrossEntropy
+from .dropout import ParallelDropout
 from .embedding import VocabParallelEmbedding, VocabParallelHead
 from .layout import ParameterLayout, layouts_of
 from .linear import ColumnParallelLinear, ParallelLinear, RowParallelLinear
@@ -16,6 +17,7 @@ __all__ = [
     "HeadLayout",
     "KVCache",
     "ParallelAttention",
+    "ParallelDropout",
     "ParallelLinear",
     "ParallelMLP",
     "ParameterLayout",

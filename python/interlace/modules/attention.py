@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .. import functional
 from ..groups import Group, resolve
+from ..random import region
 from .linear import ColumnParallelLinear, RowParallelLinear
 from .products import SharedInput
 from .rotary import apply_rotary, rotary_angles
@@ -163,10 +164,14 @@ class ParallelAttention(nn.Module):
         plain_causal = self.causal and mask is None and self.sliding_window is None and past == 0
         if self.causal and not plain_causal:
             mask = _with_causal(mask, q.shape[-2], k.shape[-2], past, self.sliding_window, q)
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=plain_causal,
-            dropout_p=self.dropout if self.training else 0.0, enable_gqa=q.shape[-3] != k.shape[-3],
+        attend = partial(
+            F.scaled_dot_product_attention, q, k, v, attn_mask=mask, is_causal=plain_causal,
+            enable_gqa=q.shape[-3] != k.shape[-3],
         )  # fmt: skip
+        if not self.training or not self.dropout:
+            return attend()
+        with region("sharded", group=self.group_name, device=q.device):  # other heads, other elements
+            return attend(dropout_p=self.dropout)
 
 
 def _checked_head_dim(hidden_size: int, num_heads: int, head_dim: int | None) -> int:

@@ -160,7 +160,7 @@ def check_embedding(op: str, embedding: nn.Module) -> None:
 
 @cache
 def split_class(base: Any) -> Any:
-    """`base`, a class of embeddings, with its lookup cut: what its forward calls as super().forward is VocabParallelEmbedding's."""
+    """`base`, a class of embeddings, with its lookup cut: its super().forward is VocabParallelEmbedding's."""
     if base is nn.Embedding:
         return VocabParallelEmbedding
     body = {"__reduce_ex__": _reduce, "__module__": base.__module__, "__doc__": base.__doc__}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .cluster import Device
 from .compute import fused_seconds
@@ -12,6 +12,7 @@ from .domain import Group
 __all__ = [
     "Cost",
     "all_to_all_cost",
+    "behind_cost",
     "gather_cost",
     "hidden_behind",
     "reduce_cost",
@@ -71,6 +72,15 @@ def all_to_all_cost(
     """Cost of sending `size` bytes of routed tokens to the ranks of their experts, or back; else as gather_cost."""
     seconds = group.all_to_all(size)
     return _fused(seconds, size * (group.ranks - 1) / group.ranks, product, device, measured)
+
+
+def behind_cost(cost: Cost, product: float) -> Cost:
+    """The same collective behind a product of `product` seconds that does not need it: exposed = seconds - product.
+
+    In the backward of a column product the sum of the input gradient runs beside the weight gradient, and the second
+    gather beside the input gradient (Megatron-LM, arXiv 2205.05198).
+    """
+    return replace(cost, exposed=max(0.0, cost.seconds - product))
 
 
 def ring_cost(size: float, group: Group, attention: float, device: Device) -> Cost:

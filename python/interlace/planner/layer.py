@@ -9,7 +9,7 @@ from .architecture import Architecture
 from .cluster import Cluster
 from .compute import Gemm, gemm_seconds, layer_gemms, layer_seconds, measured_fused_seconds
 from .domain import Group
-from .exposed import Cost, all_to_all_cost, gather_cost, reduce_cost, ring_cost
+from .exposed import Cost, all_to_all_cost, behind_cost, gather_cost, reduce_cost, ring_cost
 from .workload import Training
 
 __all__ = ["LayerCost", "Split", "kv_bytes", "layer_cost"]
@@ -134,14 +134,18 @@ def _tensor(
         known = _measured(op, mine, split.tp, cluster, training) if len(mine) == 1 else None
         return cost(size, group, _seconds(mine, training, cluster), cluster.device, known)
 
+    def beside(roles: tuple[str, ...], cost: Callable[..., Cost]) -> Cost:
+        mine = [gemm for gemm in gemms if gemm.role in roles and gemm.role not in spread]
+        return behind_cost(fused("", roles, cost), _seconds(mine, training, cluster))
+
     forward, backward = Cost(), Cost()
     for roles in COLUMN:
         if training.sequence_parallel:
             forward += fused("all_gather_gemm", roles, gather_cost)
-            backward += fused("", roles, gather_cost)  # scatter of the summed input gradient
-            backward += fused("", roles, gather_cost)  # second gather, behind the weight gradient
+            backward += beside(roles, gather_cost)  # scatter of the summed input gradient
+            backward += beside(roles, gather_cost)  # second gather
         else:
-            backward += fused("", roles, reduce_cost)
+            backward += beside(roles, reduce_cost)
     for roles in ROW:
         if training.sequence_parallel:
             forward += fused("gemm_reduce_scatter", roles, gather_cost)

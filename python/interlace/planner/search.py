@@ -166,12 +166,22 @@ def training_layouts(
     refused: Counter[str] = Counter()
     memory, steps = MemoryModel(arch, cluster, training, limit), StepModel(arch, cluster, training)
     best: dict[tuple[int, ...], Layout] = {}
+    smallest_failed: dict[tuple[int, ...], int] = {}
     legal = 0
     for mesh in legal_layouts(arch, cluster, training, gpus, refused):
         legal += 1
-        for options in _options(training, mesh, memory):
-            timed = steps.timed(options)
-            key = (mesh.dp, mesh.tp, mesh.pp, mesh.cp, mesh.ep)
+        key = (mesh.dp, mesh.tp, mesh.pp, mesh.cp, mesh.ep)
+        if mesh.microbatch > smallest_failed.get((*key, mesh.interleave), mesh.microbatch):
+            continue  # more sequences per pass only need more memory
+        if key in best and steps.floor(mesh) >= best[key].seconds:
+            continue
+        options = list(_options(training, mesh, memory))
+        if not options:
+            smallest_failed.setdefault((*key, mesh.interleave), mesh.microbatch)
+        for option in options:
+            if key in best and steps.floor(option) >= best[key].seconds:
+                continue
+            timed = steps.timed(option)
             if key not in best or timed.seconds < best[key].seconds:
                 best[key] = timed
     if not legal:
@@ -184,12 +194,14 @@ def training_layouts(
 
 def _options(training: Training, mesh: Layout, memory: MemoryModel) -> Iterator[Layout]:
     """ZeRO stages of a mesh with the least recomputation that fits."""
-    replicated = mesh.dp * mesh.cp > 1
     stages = ZERO_STAGES if training.zero is None else (training.zero,)
+    if training.zero is None and mesh.dp * mesh.cp == 1:
+        stages = stages[:1]
     recomputes = (training.recompute,) if training.recompute else RECOMPUTES
+    leanest = replace(mesh, zero=stages[-1], recompute=recomputes[-1])
+    if not memory.fits(leanest):
+        return
     for zero in stages:
-        if zero and not replicated and training.zero is None:
-            continue
         for recompute in recomputes:
             options = replace(mesh, zero=zero, recompute=recompute)
             if memory.fits(options):
@@ -234,14 +246,15 @@ def _leanest(arch: Architecture, cluster: Cluster, training: Training, gpus: int
             (max(ZERO_STAGES) if mesh.dp * mesh.cp > 1 else 0,) if training.zero is None else (training.zero,)
         )
         for zero, recompute in product(stages, (training.recompute,) if training.recompute else RECOMPUTES):
-            layout = memory.measured(replace(mesh, zero=zero, recompute=recompute))
-            order = (float(layout.tp), float(RECOMPUTES.index(recompute)), layout.memory)
-            rank = (0.0, *order) if layout.fits else (1.0, layout.memory)
+            layout = replace(mesh, zero=zero, recompute=recompute)
+            size = memory.fullest(layout)
+            order = (float(layout.tp), float(RECOMPUTES.index(recompute)), size)
+            rank = (0.0, *order) if size <= limit else (1.0, size)
             if best is None or rank < best[0]:
                 best = (rank, layout)
     if best is None:
         raise ValueError(f"plan: no layout of {gpus} GPUs is legal")
-    return best[1]
+    return memory.measured(best[1])
 
 
 def _describe(layout: Layout) -> str:

@@ -8,6 +8,7 @@ from .architecture import Architecture
 from .cluster import Cluster
 from .layout import Layout
 from .memory import MemoryBreakdown, stage_memory
+from .pipeline import in_flight_microbatches
 from .workload import Training
 
 __all__ = ["MemoryModel"]
@@ -18,6 +19,8 @@ class MemoryModel:
 
     def __init__(self, arch: Architecture, cluster: Cluster, training: Training, limit: float) -> None:
         self.arch, self.cluster, self.training, self.limit = arch, cluster, training, limit
+        self._known_states: dict[tuple[int, ...], float] = {}
+        self._known_rest: dict[tuple[int | float | str, ...], float] = {}
 
     def stage(self, layout: Layout, stage: int) -> MemoryBreakdown:
         """Bytes of one rank of `stage` at its peak, by category; the device's own reserve included."""
@@ -46,8 +49,44 @@ class MemoryModel:
 
     def fits(self, layout: Layout) -> bool:
         """Whether the stages that can be the fullest fit: the first, the second (a short first), the last."""
+        return self.fullest(layout) <= self.limit
+
+    def fullest(self, layout: Layout) -> float:
+        """Bytes of the fullest of the stages that can be it."""
         numbers = sorted({0, min(1, layout.pp - 1), layout.pp - 1})
-        return all(self.stage(layout, number).total <= self.limit for number in numbers)
+        return max(self._states(layout, number) + self._rest(layout, number) for number in numbers)
+
+    def _states(self, layout: Layout, stage: int) -> float:
+        """Parameters, gradients and optimizer states: what ZeRO divides."""
+        replicas = layout.dp * layout.cp
+        key = (layout.pp, layout.interleave, layout.tp, layout.ep, replicas, layout.zero, stage)
+        if key not in self._known_states:
+            found = self.stage(layout, stage)
+            self._known_states[key] = found.parameters + found.gradients + found.optimizer
+        return self._known_states[key]
+
+    def _rest(self, layout: Layout, stage: int) -> float:
+        """Everything else: the same for all numbers of replicas."""
+        flying = in_flight_microbatches(
+            layout.pp, layout.microbatches, stage, layout.interleave, layout.schedule
+        )
+        key = (
+            layout.pp,
+            layout.interleave,
+            layout.tp,
+            layout.cp,
+            layout.ep,
+            layout.microbatch,
+            layout.recompute,
+            layout.zero == 3,
+            flying,
+            stage,
+        )
+        if key not in self._known_rest:
+            found = self.stage(layout, stage)
+            states = found.parameters + found.gradients + found.optimizer
+            self._known_rest[key] = found.total - states
+        return self._known_rest[key]
 
     def measured(self, layout: Layout) -> Layout:
         """The layout with the memory of all its stages and the limit."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from .architecture import Architecture
@@ -48,15 +50,11 @@ class StageCost:
     costs: Mapping[str, Cost]
     layers: int
 
-    @property
-    def exposed(self) -> float:
-        """Seconds of communication nothing hides."""
-        return sum(cost.exposed for cost in self.costs.values())
-
-    @property
+    @cached_property
     def total(self) -> float:
         """Seconds from the start of a microbatch's work on the stage to its end."""
-        return self.forward + self.backward + self.recompute + self.exposed
+        exposed = sum(cost.exposed for cost in self.costs.values())
+        return self.forward + self.backward + self.recompute + exposed
 
 
 class StepModel:
@@ -66,6 +64,7 @@ class StepModel:
         self.arch, self.cluster, self.training = arch, cluster, training
         self.counted = parameters(arch)
         self.flops = flops_per_token(arch, training.seq) * training.tokens_per_step
+        self._kinds = [self._kind(layer) for layer in range(arch.layers)]
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def _once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
@@ -78,13 +77,21 @@ class StepModel:
         result: Group = self._once(("group", ranks, stride), lambda: Group.of(self.cluster, ranks, stride))
         return result
 
+    def _kind(self, layer: int) -> int:
+        """The first layer that costs the same as this one."""
+        arch = self.arch
+        windows = arch.window or (0,) * arch.layers
+        alike = (windows[layer], arch.is_moe_layer(layer))
+        return next(
+            other for other in range(layer + 1) if (windows[other], arch.is_moe_layer(other)) == alike
+        )
+
     def layer(self, layer: int, split: Split) -> LayerCost:
         """Cost of one layer and one microbatch under a split; equal layers share it."""
-        window = self.arch.window[layer] if self.arch.window else 0
-        key = ("layer", self.arch.is_moe_layer(layer), window, split)
+        first = self._kinds[layer]
         result: LayerCost = self._once(
-            key,
-            lambda: layer_cost(self.arch, layer, self.cluster, self.training, split, self.group(split.ep)),
+            ("layer", first, split),
+            lambda: layer_cost(self.arch, first, self.cluster, self.training, split, self.group(split.ep)),
         )
         return result
 
@@ -107,22 +114,23 @@ class StepModel:
         )
         found = []
         for number, layers in enumerate(stage_layers(self.arch.layers, layout.pp, layout.interleave)):
-            costs = [self.layer(layer, split) for layer in layers]
-            names = {name for cost in costs for name in cost.costs}
             last = number == layout.pp - 1
-            found.append(
-                StageCost(
-                    sum(cost.forward for cost in costs) + (head[0] if last else 0.0),
-                    sum(cost.backward for cost in costs) + (head[1] if last else 0.0),
-                    sum(cost.recompute for cost in costs),
-                    {
-                        name: sum((cost.costs.get(name, Cost()) for cost in costs), Cost())
-                        for name in sorted(names)
-                    },
-                    len(layers),
-                )
-            )
+            forward, backward, recompute, shared = 0.0, 0.0, 0.0, dict[str, Cost]()
+            for kind, count in Counter(self._kinds[layer] for layer in layers).items():
+                cost = self.layer(kind, split)
+                forward += count * cost.forward
+                backward += count * cost.backward
+                recompute += count * cost.recompute
+                for name, each in cost.costs.items():
+                    shared[name] = shared.get(name, Cost()) + each * count
+            if last:
+                forward, backward = forward + head[0], backward + head[1]
+            found.append(StageCost(forward, backward, recompute, shared, len(layers)))
         return tuple(found)
+
+    def floor(self, layout: Layout) -> float:
+        """Seconds that no ZeRO stage and no recomputation gets below: the passes of the slowest stage."""
+        return layout.microbatches * max(stage.total for stage in self.stages(layout))
 
     def largest_stage(self, layout: Layout) -> tuple[float, float]:
         """(dense, expert) parameters a rank of the stage with the most parameters holds."""

@@ -28,7 +28,12 @@ VARIANTS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "qwen2_moe": (
         "CausalLM",
         [
-            {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 2},
+            {
+                "num_experts": 5,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+                "decoder_sparse_step": 2,
+            },
             {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 8, "mlp_only_layers": [0]},
         ],
     ),
@@ -40,23 +45,59 @@ VARIANTS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "deepseek_v2": (
         "CausalLM",
         [
-            {"q_lora_rank": 20, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
-            | {"n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 2}
+            {
+                "q_lora_rank": 20,
+                "kv_lora_rank": 12,
+                "qk_nope_head_dim": 8,
+                "qk_rope_head_dim": 4,
+                "v_head_dim": 6,
+            }
+            | {
+                "n_routed_experts": 5,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+                "n_shared_experts": 2,
+            }
             | {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1},
-            {"q_lora_rank": None, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
-            | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1}
+            {
+                "q_lora_rank": None,
+                "kv_lora_rank": 12,
+                "qk_nope_head_dim": 8,
+                "qk_rope_head_dim": 4,
+                "v_head_dim": 6,
+            }
+            | {
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+                "n_shared_experts": 1,
+            }
             | {"first_k_dense_replace": 0, "n_group": 1, "topk_group": 1, "attention_bias": True},
         ],
     ),
     "deepseek_v3": (
         "CausalLM",
         [
-            {"q_lora_rank": 20, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
-            | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1}
+            {
+                "q_lora_rank": 20,
+                "kv_lora_rank": 12,
+                "qk_nope_head_dim": 8,
+                "qk_rope_head_dim": 4,
+                "v_head_dim": 6,
+            }
+            | {
+                "n_routed_experts": 8,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+                "n_shared_experts": 1,
+            }
             | {"first_k_dense_replace": 1, "n_group": 4, "topk_group": 2},
         ],
     ),
-    "gpt_oss": ("CausalLM", [{"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 24, "pad_token_id": 0}]),
+    "gpt_oss": (
+        "CausalLM",
+        [{"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 24, "pad_token_id": 0}],
+    ),
     "gpt2": ("CausalLM", [{}, {"n_inner": 40}]),
     "gpt_bigcode": ("CausalLM", [{}, {"multi_query": False}]),
     "gpt_neo": ("CausalLM", [{"attention_types": [[["global", "local"], 2]]}]),
@@ -77,7 +118,10 @@ VARIANTS: dict[str, tuple[str, list[dict[str, Any]]]] = {
         [{"pad_token_id": 1}, {"pad_token_id": 1, "word_embed_proj_dim": 20, "do_layer_norm_before": False}],
     ),
     "starcoder2": ("CausalLM", [{}, {"use_bias": False}]),
-    "stablelm": ("CausalLM", [{}, {"use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True}]),
+    "stablelm": (
+        "CausalLM",
+        [{}, {"use_qkv_bias": True, "qk_layernorm": True, "use_parallel_residual": True}],
+    ),
     "cohere": ("CausalLM", [{"pad_token_id": 0}, {"use_qk_norm": True, "pad_token_id": 0}]),
     "olmo": ("CausalLM", [{"pad_token_id": 0}]),
     "olmo2": ("CausalLM", [{"pad_token_id": 0}]),
@@ -117,7 +161,11 @@ def _config(kind: str, index: int) -> Any:
         sizes |= {"encoder_ffn_dim": inner, "decoder_ffn_dim": inner + 3}
     else:
         sizes |= {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
-        sizes |= {"intermediate_size": inner, "num_key_value_heads": heads // 2, "max_position_embeddings": 64}
+        sizes |= {
+            "intermediate_size": inner,
+            "num_key_value_heads": heads // 2,
+            "max_position_embeddings": 64,
+        }
     if kind == "gpt_neo":
         sizes |= {"num_heads": heads, "num_layers": 4}
     if kind == "opt":

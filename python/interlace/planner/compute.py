@@ -32,9 +32,13 @@ FLASH_BACKWARD = 2.5
 # Reads and writes of an elementwise backward against its forward: gradient and saved value in, gradient out.
 ELEMENTWISE_BACKWARD = 1.5
 # Tile of a library product in both output dims, and loop of k below which its pipeline is not full.
-TILE, K_FILL = 128, 128
+TILE, K_FILL = 128, 64
 # Bytes per score of scale, mask, softmax, dropout and their reads by the second product, 16 bits, fused kernels.
-SCORE_BYTES = 10.0
+SCORE_BYTES = 12.0
+# Bytes per element of a chunk's attention output that is merged into the sum: both read and the sum written, fp32.
+MERGE_BYTES = 12.0
+# Bytes per element of an operand that is cast to 8 bits: read twice in 16 (largest value, cast), written twice in 8.
+CAST_BYTES = 6.0
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ def gemm_efficiency(m: int, n: int, k: int, device: Device, dtype: str = "bf16")
     """Share of the peak that [m, k] x [k, n] reaches, 0 to 1.
 
     With measured points of this dtype: the mean of the four nearest in log2(m, n, k), weighted by 1 / distance^2.
-    Without: device.efficiency x the used share of 128 x 128 output tiles x k / (k + 128).
+    Without: device.efficiency x the used share of 128 x 128 output tiles x k / (k + 64).
     """
     points = [point for point in device.gemms if point.dtype == dtype]
     if not points:
@@ -194,15 +198,20 @@ def layer_seconds(
     """LayerSeconds of one layer: its products, attention core and elementwise passes (norms, residuals).
 
     Backward: each product twice (for input and weight), the core x 2.5 with flash attention and x 2 without,
-    elementwise passes x 1.5. Context parallelism splits the causal core evenly (zigzag).
+    elementwise passes x 1.5. Context parallelism splits the causal core evenly (zigzag). "fp8" multiplies in 8 bits,
+    casts each operand on its way in, and keeps the attention core and what is between the products in bf16.
     """
     one_of("layer_seconds", "recompute", recompute, ("none", "selective", "full"))
     a, tokens = architecture, ceil(seq * microbatch / cp)
     gemms = layer_gemms(a, layer, tokens, tp=tp, ep=ep, expert_tp=expert_tp)
     forward, backward = _products_seconds(gemms, device, dtype)
-    core, core_backward = _attention_of(a, layer, device, seq, microbatch, tp, cp, dtype, flash)
-    passes, kernels = _elementwise_bytes(a, layer, tokens, tp, sequence_parallel, dtype)
+    wide = _wide(dtype)
+    core, core_backward = _attention_of(a, layer, device, seq, microbatch, tp, cp, wide, flash)
+    passes, kernels = _elementwise_bytes(a, layer, tokens, tp, sequence_parallel, wide)
     elementwise = elementwise_seconds(passes, device, kernels)
+    if cp > 1 and flash:  # each chunk's output is weighed and added to the sum so far, in fp32
+        merged = (cp - 1) * tokens * ceil(a.heads / tp) * a.value_dim * MERGE_BYTES
+        elementwise += elementwise_seconds(merged, device, cp - 1)
     again = {"none": 0.0, "selective": 0.0 if flash else core, "full": forward + core + elementwise}[
         recompute
     ]
@@ -228,21 +237,28 @@ def head_seconds(
 ) -> tuple[float, float]:
     """(forward, backward) seconds of the output product and the loss of one micro-batch on one rank.
 
-    The loss reads and writes the fp32 logits twice forward and once backward.
+    The loss reads and writes the fp32 logits twice forward and once backward. 8-bit training keeps the head wide.
     """
     tokens = ceil(seq * microbatch / cp)
     gemms = head_gemms(architecture, tokens, tp=tp)
     if not gemms:
         return 0.0, 0.0
-    forward, backward = _products_seconds(gemms, device, dtype)
+    forward, backward = _products_seconds(gemms, device, _wide(dtype))
     logits = tokens * ceil(architecture.vocab / tp) * 4.0
     return forward + elementwise_seconds(4 * logits, device, 4), backward + elementwise_seconds(
         2 * logits, device, 2
     )
 
 
+def _wide(dtype: str) -> str:
+    """The dtype of everything but the products."""
+    return "bf16" if dtype in ("fp8", "fp4", "int8") else dtype
+
+
 def _products_seconds(gemms: tuple[Gemm, ...], device: Device, dtype: str) -> tuple[float, float]:
+    """(forward, backward) seconds of products and of the casts of their operands, where those are narrower."""
     forward = backward = 0.0
+    cast = CAST_BYTES if _wide(dtype) != dtype else 0.0
     for g in gemms:
         forward += g.count * _gemm_seconds(g.m, g.n, g.k, device, dtype)
         for_input, for_weight = (
@@ -250,6 +266,9 @@ def _products_seconds(gemms: tuple[Gemm, ...], device: Device, dtype: str) -> tu
             _gemm_seconds(g.n, g.k, g.m, device, dtype),
         )
         backward += g.count * (for_input + for_weight)
+        if cast:
+            forward += elementwise_seconds(cast * g.count * g.k * (g.m + g.n), device, 2)
+            backward += elementwise_seconds(cast * g.count * g.m * g.n, device, 1)
     return forward, backward
 
 

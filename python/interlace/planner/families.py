@@ -243,7 +243,10 @@ def _gpt2(config: Config) -> Architecture:
 
 
 def _gpt_neo(config: Config) -> Architecture:
-    plain = {**_without_kv_heads(config), "num_hidden_layers": field_of(config, "num_layers", "num_hidden_layers")}
+    plain = {
+        **_without_kv_heads(config),
+        "num_hidden_layers": field_of(config, "num_layers", "num_hidden_layers"),
+    }
     plain["num_attention_heads"] = field_of(config, "num_heads", "num_attention_heads")
     rows = _size(config, "max_position_embeddings", default=2048)
     plain.pop("sliding_window", None)

@@ -29,6 +29,7 @@ PYTHON_FLOORS = {
     "modules": 8,
     "checkpoint": 9,
     "styles": 9,
+    "symm_mem_ops": 9,
     "plan": 9,
     "parallelize": 10,
     "planner": 10,
@@ -39,8 +40,8 @@ PYTHON_FLOORS = {
     "demo": 13,
     "cli": 14,
 }
-PACKAGE_FACE = "__init__"  # may import everything up to parallelize: whoever imports interlace gets it
-PACKAGE_FACE_FLOOR = 11
+PACKAGE_FACE = "__init__"  # may import everything up to hf: whoever imports interlace gets it
+PACKAGE_FACE_FLOOR = 12
 
 # Folder or file of csrc -> the folders whose headers it may include. The longest matching name decides.
 CSRC_INCLUDES = {

@@ -1,5 +1,10 @@
 """interlace: collectives hidden inside matrix products, as drop-in parallel layers for PyTorch."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from . import functional, modules, random, reference
 from .counting import OpCounts, count_ops
 from .errors import CollectiveAborted, CollectiveTimeout
@@ -18,6 +23,10 @@ from .modules import (
 from .packing import PackedWeight, pack_weights, unpack_weights
 from .parallelize import Report, parallelize, report
 from .paths import Path, backend, last_path
+
+if TYPE_CHECKING:
+    from . import styles
+    from .symm_mem_ops import provide_symm_mem_ops
 
 __version__ = "0.1.0"
 
@@ -49,9 +58,22 @@ __all__ = [
     "modules",
     "pack_weights",
     "parallelize",
+    "provide_symm_mem_ops",
     "random",
     "reference",
     "report",
     "resolve",
+    "styles",
     "unpack_weights",
 ]
+
+# loaded when first named: they import DTensor, which takes half as long as torch itself
+_LATER = {"provide_symm_mem_ops": "symm_mem_ops", "styles": ""}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if not _LATER[name]:
+        return importlib.import_module(f".{name}", __name__)
+    return getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)

@@ -20,6 +20,7 @@ class MemoryModel:
     def __init__(self, arch: Architecture, cluster: Cluster, training: Training, limit: float) -> None:
         self.arch, self.cluster, self.training, self.limit = arch, cluster, training, limit
         self._known_states: dict[tuple[int, ...], float] = {}
+        self._latest: tuple[object, tuple[float, float]] = (None, (0.0, 0.0))
         self._known_rest: dict[tuple[int | float | str, ...], float] = {}
 
     def stage(self, layout: Layout, stage: int) -> MemoryBreakdown:
@@ -61,32 +62,30 @@ class MemoryModel:
         replicas = layout.dp * layout.cp
         key = (layout.pp, layout.interleave, layout.tp, layout.ep, replicas, layout.zero, stage)
         if key not in self._known_states:
-            found = self.stage(layout, stage)
-            self._known_states[key] = found.parameters + found.gradients + found.optimizer
+            self._known_states[key] = self._remember(layout, stage)[0]
         return self._known_states[key]
 
     def _rest(self, layout: Layout, stage: int) -> float:
         """Everything else: the same for all numbers of replicas."""
+        passes = (layout.cp, layout.microbatch)
+        if self.training.flash:  # without scores only their tokens count
+            passes = (layout.microbatch * self.training.seq // layout.cp, 0)
         flying = in_flight_microbatches(
             layout.pp, layout.microbatches, stage, layout.interleave, layout.schedule
         )
-        key = (
-            layout.pp,
-            layout.interleave,
-            layout.tp,
-            layout.cp,
-            layout.ep,
-            layout.microbatch,
-            layout.recompute,
-            layout.zero == 3,
-            flying,
-            stage,
-        )
+        sizes = (layout.pp, layout.interleave, layout.tp, layout.ep, *passes, stage)
+        key = (*sizes, flying, layout.recompute, layout.zero == 3)
         if key not in self._known_rest:
+            self._known_rest[key] = self._remember(layout, stage)[1]
+        return self._known_rest[key]
+
+    def _remember(self, layout: Layout, stage: int) -> tuple[float, float]:
+        key = (layout, stage)
+        if self._latest[0] != key:
             found = self.stage(layout, stage)
             states = found.parameters + found.gradients + found.optimizer
-            self._known_rest[key] = found.total - states
-        return self._known_rest[key]
+            self._latest = (key, (states, found.total - states))
+        return self._latest[1]
 
     def measured(self, layout: Layout) -> Layout:
         """The layout with the memory of all its stages and the limit."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .layout import Layout
+from .words import duration
 
 __all__ = ["causes", "explain_losses"]
 
@@ -38,13 +39,8 @@ def _loss(best: Layout, layout: Layout) -> str:
     largest = sorted(worse, key=lambda name: -worse[name])[:2]
     total = layout.seconds - best.seconds
     named = [
-        f"{name} {milliseconds(ours[name])} against {milliseconds(theirs.get(name, 0.0))}"
+        f"{name} {duration(ours[name])} against {duration(theirs.get(name, 0.0))}"
         for name in largest
         if worse[name] > 0.05 * total
     ]
-    return f"+{milliseconds(total)} ({total / best.seconds:+.1%}): {', '.join(named) or 'small differences'}"
-
-
-def milliseconds(seconds: float) -> str:
-    """A duration with three digits: 12.3 ms, 1.23 s."""
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1.0 else f"{seconds:.3g} s"
+    return f"+{duration(total)} ({total / best.seconds:+.1%}): {', '.join(named) or 'small differences'}"

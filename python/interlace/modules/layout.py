@@ -56,20 +56,36 @@ class ParameterLayout:
             )
         return whole if self.dim is None else take(whole, self.dim, self.ranges(rank))
 
-    def owned(self, rank: int) -> tuple[tuple[int, Range], ...]:
-        """The slices that count for `rank` where ranks overlap: those that no lower rank holds.
-
-        Each is (place, (start, end)): it starts at `place` of `dim` in the local tensor. Over all ranks they
-        cover the whole once.
-        """
-        before = [held for lower in range(rank) for held in self.ranges(lower)]
-        mine: list[tuple[int, Range]] = []
+    def placed(self, rank: int) -> tuple[tuple[int, Range], ...]:
+        """The slices of `rank` as (place, (start, end)): each starts at `place` of `dim` in the local tensor."""
+        slices: list[tuple[int, Range]] = []
         place = 0
         for start, end in self.ranges(rank):
-            mine += [(place + a - start, (a, b)) for a, b in _without((start, end), before)]
+            slices.append((place, (start, end)))
             place += end - start
-            before.append((start, end))
-        return tuple(mine)
+        return tuple(slices)
+
+    def owned(self, rank: int) -> tuple[tuple[int, Range], ...]:
+        """The slices that count for `rank` where ranks overlap, those that no lower rank holds, as `placed` gives
+        them.
+
+        Over all ranks they cover the whole once.
+        """
+        before = [held for lower in range(rank) for held in self.ranges(lower)]
+        return tuple(
+            (place + a - start, (a, b))
+            for place, (start, end) in self.placed(rank)
+            for a, b in _without((start, end), before)
+        )
+
+    def foreign(self, rank: int) -> tuple[tuple[int, Range], ...]:
+        """The rest of what `rank` holds: slices that a lower rank owns, as `placed` gives them."""
+        own = [span for _, span in self.owned(rank)]
+        return tuple(
+            (place + a - start, (a, b))
+            for place, (start, end) in self.placed(rank)
+            for a, b in _without((start, end), own)
+        )
 
     @property
     def overlapping(self) -> bool:

@@ -14,6 +14,7 @@ from .layout import ParameterLayout, take
 from .products import SharedInput, column_products
 from .sequence import SequenceLength
 from .shard import Shards, checked_shards
+from .split import SplitModule
 
 __all__ = ["ColumnParallelLinear", "ParallelLinear", "RowParallelLinear"]
 
@@ -22,7 +23,7 @@ SAME_AS_LINEAR = {("transformers.models.falcon.modeling_falcon", "FalconLinear")
 SEQUENCE_DIM = -2  # [.., sequence, features]; 0 for [sequence, batch, features]
 
 
-class ParallelLinear(nn.Linear):
+class ParallelLinear(SplitModule, nn.Linear):
     """What both linears share: this rank's shard of an nn.Linear, under the names and the global sizes of the
     whole.
 

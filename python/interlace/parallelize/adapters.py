@@ -16,7 +16,9 @@ from torch import nn
 
 from ..modules import ColumnParallelLinear, ParallelLinear, RowParallelLinear, SummedGradients
 
-__all__ = ["AdapterGuard", "check_adapters", "install_guards", "split_adapters", "unwrapped"]
+__all__ = ["AdapterGuard", "check_adapters", "install_guards", "is_unsplit", "split_adapters", "unwrapped"]
+
+SOURCE = "adapter"  # who put it in the plan, for the report
 
 
 def split_adapters(model: nn.Module) -> nn.Module:
@@ -25,7 +27,7 @@ def split_adapters(model: nn.Module) -> nn.Module:
     Call it after every get_peft_model, add_adapter or load_adapter on a split model, before the optimizer is made;
     parallelize does it for adapters that are there before. Every rank must hold the same adapters: they are made
     from random numbers, so seed alike, or load them. ValueError, with nothing changed, for kinds of adapters that a
-    split would make wrong (DoRA and other variants, rank-pattern experts, embeddings of a split linear).
+    split would make wrong (DoRA and other variants, adapters of a split embedding, merged ones).
     """
     wrappers = _wrappers(model)
     for name, wrapper in wrappers:
@@ -47,11 +49,15 @@ def check_adapters(model: nn.Module, split: Collection[str]) -> None:
 def install_guards(model: nn.Module) -> None:
     """Make an adapter that is added later, and not split, an error where its shapes would not tell."""
     for module in model.modules():
-        if any(
-            isinstance(child, ColumnParallelLinear) and child.shards.overlapping
-            for child in module.children()
-        ):
+        if any(_hides_its_split(child) for child in module.children()):
             module.register_forward_pre_hook(AdapterGuard())
+
+
+def _hides_its_split(module: nn.Module) -> bool:
+    """True when an adapter that is not split has shapes that fit: all rows are here, or PEFT goes by the shard."""
+    if not hasattr(type(module), "parameter_layouts"):
+        return False
+    return hasattr(module, "nx") or (isinstance(module, ColumnParallelLinear) and module.shards.overlapping)
 
 
 @contextmanager
@@ -82,7 +88,7 @@ class AdapterGuard:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         for child in module.children():
-            if not isinstance(child, nn.Linear) and _is_unsplit(child):
+            if is_unsplit(child):
                 raise ValueError(
                     f"{type(module).__name__}: its {type(child).__name__} adapters were added after parallelize; "
                     "call interlace.split_adapters(model) once they are all there"
@@ -108,17 +114,18 @@ def _wrappers(model: nn.Module) -> list[tuple[str, Any]]:
     ]
 
 
-def _is_unsplit(module: Any) -> bool:
-    if not _is_lora(module) or not isinstance(module.base_layer, ParallelLinear):
+def is_unsplit(module: Any) -> bool:
+    """True for a LoRA wrapper around a parallel linear whose adapters are not all split."""
+    if not _is_lora(module) or not hasattr(type(module.base_layer), "parameter_layouts"):
         return False
-    split = module.lora_B if isinstance(module.base_layer, ColumnParallelLinear) else module.lora_A
+    split = module.lora_A if module.base_layer.style == "row" else module.lora_B
     return any(not isinstance(part, ParallelLinear) for part in split.values())
 
 
 def _check(name: str, wrapper: Any) -> None:
     base = wrapper.get_base_layer()
     problem = ""
-    if not isinstance(base, nn.Linear):
+    if not isinstance(base, nn.Linear) and not hasattr(base, "nx"):
         problem = f"it is on a {type(base).__name__}, and only those of linears can"
     elif wrapper.lora_variant:
         kinds = {type(variant).__name__ for variant in wrapper.lora_variant.values()}
@@ -131,6 +138,8 @@ def _check(name: str, wrapper: Any) -> None:
         for adapter, part in parts.items():
             if type(part) not in (nn.Linear, ColumnParallelLinear, RowParallelLinear, SummedGradients):
                 problem = problem or f"its part {adapter!r} is a {type(part).__name__}, not an nn.Linear"
+            elif hasattr(type(base), "parameter_layouts") and not _fits(part, base, parts is wrapper.lora_A):
+                problem = problem or "it was made for this rank's shard; add adapters before parallelize"
     if problem:
         raise ValueError(
             f"split_adapters: the adapter of {name} cannot be split: {problem}; use plain LoRA, or leave this module "
@@ -138,9 +147,14 @@ def _check(name: str, wrapper: Any) -> None:
         )
 
 
-def _split(wrapper: Any, base: ParallelLinear, adapter: str) -> None:
+def _fits(part: Any, base: Any, is_first: bool) -> bool:
+    """Whether a matrix of an adapter has the global size of its linear: PEFT sizes some by the weight it finds."""
+    return part.in_features == base.in_features if is_first else part.out_features == base.out_features
+
+
+def _split(wrapper: Any, base: Any, adapter: str) -> None:
     a, b = wrapper.lora_A[adapter], wrapper.lora_B[adapter]
-    if isinstance(base, ColumnParallelLinear):
+    if base.style != "row":
         if isinstance(b, ColumnParallelLinear):
             return
         sees_shards = base.sequence_parallel and not base.reads_gathered
@@ -149,16 +163,17 @@ def _split(wrapper: Any, base: ParallelLinear, adapter: str) -> None:
             sequence_parallel=sees_shards, sequence_dim=base.sequence_dim,
         )  # fmt: skip
         new.sequence_length = base.sequence_length
-        wrapper.lora_B[adapter] = new
-        if sees_shards:
-            wrapper.lora_A[adapter] = SummedGradients(a, base.group_name)
-        return
-    assert isinstance(base, RowParallelLinear)
-    if isinstance(a, RowParallelLinear):
-        return
-    wrapper.lora_A[adapter] = RowParallelLinear.from_linear(
-        a, base.group_name, shards=base.shards, input_is_parallel=base.input_is_parallel,
-        sequence_parallel=base.sequence_parallel, sequence_dim=base.sequence_dim, drop_input=base.drop_input,
-    )  # fmt: skip
-    if base.sequence_parallel:
-        wrapper.lora_B[adapter] = SummedGradients(b, base.group_name)
+        whole, cut, uses_sum = wrapper.lora_A, wrapper.lora_B, sees_shards
+    else:
+        if isinstance(a, RowParallelLinear):
+            return
+        new = RowParallelLinear.from_linear(
+            a, base.group_name, shards=base.shards, input_is_parallel=base.input_is_parallel,
+            sequence_parallel=base.sequence_parallel, sequence_dim=base.sequence_dim, drop_input=base.drop_input,
+        )  # fmt: skip
+        whole, cut, uses_sum = wrapper.lora_B, wrapper.lora_A, base.sequence_parallel
+    new.plan_source = SOURCE
+    cut[adapter] = new
+    if uses_sum:
+        whole[adapter] = SummedGradients(whole[adapter], base.group_name)
+        whole[adapter].plan_source = SOURCE

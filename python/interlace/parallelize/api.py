@@ -56,6 +56,8 @@ def parallelize(
     with unwrapped(model):
         apply(model, decided, info)
         install_guards(model)
+        for name, source in decided.sources.items():
+            model.get_submodule(name).plan_source = source
     return split_adapters(model)
 
 
@@ -68,16 +70,28 @@ def _checked(
     with unwrapped(model):
         decided = _decide(model, info, plan, sequence_parallel)
         check_plan(model, decided)
+        _check_dtypes(model, decided)
         if strict:
             _check_fused(model, decided, info)
     check_adapters(model, decided.steps)
     return decided
 
 
+def _check_dtypes(model: nn.Module, plan: Plan) -> None:
+    """Linears that read one input have one dtype: unsplit, the call of one of them would fail."""
+    for names in plan.shared:
+        dtypes = {name: next(model.get_submodule(name).parameters()).dtype for name in names}
+        if len(set(dtypes.values())) > 1:
+            told = ", ".join(f"{name} is {dtype}" for name, dtype in dtypes.items())
+            raise TypeError(f"parallelize: linears of one input differ in dtype: {told}; cast the model")
+
+
 def _check_fused(model: nn.Module, plan: Plan, info: GroupInfo) -> None:
     for step in plan.steps.values():
         param = next(model.get_submodule(step.name).parameters())
         op = op_of(step.style, plan.sequence_parallel)
+        if not op:
+            continue
         fused, reason = path_of(info, op, param.dtype, param.device)
         if not fused:
             raise ValueError(f"parallelize: strict=True, but {op} of {step.name} is not fused: {reason}")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..groups import GroupInfo, resolve
-from ..modules import ParallelLinear, SummedGradients
 from ..ops import OPS
+from .adapters import is_unsplit
 
 __all__ = ["Report", "ReportRow", "op_of", "path_of", "report"]
 
 UNFUSED = "library_gemm"  # what the dispatcher calls torch.mm followed by the collective
+WITHOUT_COLLECTIVE = ("column_inner", "row_inner", "head_columns")
 FEW, MANY = 1, 512  # rows: a step of decoding, a prompt
 
 
@@ -22,6 +24,8 @@ class ReportRow:
     """One module: its style, the whole and the local shape of its weight, its op, and the way the op goes.
 
     `fused` is False when the collective runs beside the product (torch.mm, torch.distributed); `path` says why.
+    `op` is empty for a module whose block has the collective. `source`: who put it in the plan ("given plan",
+    "base_model_tp_plan", "structure", "adapter"), empty for a module made by hand.
     """
 
     name: str
@@ -31,6 +35,7 @@ class ReportRow:
     op: str
     fused: bool
     path: str
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,11 +44,17 @@ class Report:
 
     rows: tuple[ReportRow, ...]
 
+    @property
+    def unfused(self) -> tuple[ReportRow, ...]:
+        """The rows whose collective runs beside the product."""
+        return tuple(row for row in self.rows if not row.fused)
+
     def __str__(self) -> str:
-        lines = [("module", "style", "weight", "on this rank", "op", "fused", "path")]
+        lines = [("module", "style", "weight", "on this rank", "op", "fused", "path", "plan")]
         for name, row in _folded(self.rows):
             fused = "yes" if row.fused else "no"
-            lines.append((name, row.style, _size(row.shape), _size(row.local_shape), row.op, fused, row.path))
+            sizes = _size(row.shape), _size(row.local_shape)
+            lines.append((name, row.style, *sizes, row.op, fused, row.path, row.source))
         widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
         return "\n".join(
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -54,9 +65,9 @@ class Report:
 def report(model: nn.Module) -> Report:
     """A row per parallel module of `model`. Raises ValueError when it has none."""
     rows = tuple(
-        _row(name, module)
+        _unsplit_row(name, module) if is_unsplit(module) else _row(name, module)
         for name, module in model.named_modules()
-        if isinstance(module, (ParallelLinear, SummedGradients))
+        if is_unsplit(module) or (hasattr(type(module), "style") and _first_parameter(module) is not None)
     )
     if not rows:
         raise ValueError(
@@ -66,21 +77,30 @@ def report(model: nn.Module) -> Report:
 
 
 def op_of(style: str, sequence_parallel: bool) -> str:
-    """The op that carries the collective of a style: of the forward for row, of the backward for plain column."""
-    if style == "summed":
+    """The op that carries the collective of a style: of the forward for row, of the backward for plain column.
+
+    Empty for styles that have none of their own.
+    """
+    if style in WITHOUT_COLLECTIVE:
+        return ""
+    if style in ("summed", "experts"):
         return "all_reduce"
-    if style.startswith("column"):
+    if style == "vocab_embedding":
+        return "reduce_scatter" if sequence_parallel else "all_reduce"
+    if style.startswith(("column", "vocab_head")):
         return "all_gather_gemm" if sequence_parallel else "gemm_all_reduce"
     return "gemm_reduce_scatter" if sequence_parallel else "gemm_all_reduce"
 
 
 def path_of(info: GroupInfo, op: str, dtype: torch.dtype, device: torch.device) -> tuple[bool, str]:
     """Whether the op is fused on this group and device, and the algorithms or the reason why not."""
+    if not op:
+        return True, "collective of its block"
     if info.world_size == 1:
         return True, "one rank: no collective"
     if info.fallback:
         return False, f"torch.distributed: {info.fallback}"
-    if op == "all_reduce":
+    if "gemm" not in op:
         return True, "symmetric memory"
     if device.type != "cpu":
         return True, f"chosen at the call ({device.type})"
@@ -90,17 +110,39 @@ def path_of(info: GroupInfo, op: str, dtype: torch.dtype, device: torch.device) 
     return True, few[0] if few == many else f"{few[0]} (few rows), {many[0]} (many)"
 
 
-def _row(name: str, module: ParallelLinear | SummedGradients) -> ReportRow:
+def _row(name: str, module: Any) -> ReportRow:
     info = resolve(module.group_name)
-    param = next(module.parameters())
-    sequence_parallel = isinstance(module, ParallelLinear) and module.sequence_parallel
+    param_name, param = _first_parameter(module)
+    sequence_parallel = getattr(module, "sequence_parallel", False)
     op = op_of(module.style, sequence_parallel)
     fused, path = path_of(info, op, param.dtype, param.device)
-    shape = local = tuple(param.shape)
-    if isinstance(module, ParallelLinear):
-        shape = (module.out_features, module.in_features)
-    backward = module.style == "summed" or (module.style == "column" and not sequence_parallel)
-    return ReportRow(name, module.style, shape, local, f"{op} (backward)" if backward else op, fused, path)
+    if module.style == "experts" and fused:
+        fused, path = False, f"grouped products, then one all-reduce ({path})"
+    layouts = module.parameter_layouts() if hasattr(module, "parameter_layouts") else {}
+    local = tuple(param.shape)
+    shape = layouts[param_name].shape if param_name in layouts else local
+    backward = module.style == "summed" or (op == "gemm_all_reduce" and module.style != "row")
+    source = getattr(module, "plan_source", "")
+    return ReportRow(
+        name, module.style, shape, local, f"{op} (backward)" if backward else op, fused, path, source
+    )
+
+
+def _unsplit_row(name: str, wrapper: Any) -> ReportRow:
+    base = wrapper.get_base_layer()
+    local = tuple(base.weight.shape)
+    shape = base.parameter_layouts()["weight"].shape
+    return ReportRow(
+        name, "adapter, not split", shape, local, "", False, "call interlace.split_adapters(model)"
+    )
+
+
+def _first_parameter(module: nn.Module) -> tuple[str, nn.Parameter] | None:
+    """The weight, or what comes first of the module's own parameters."""
+    own = dict(module.named_parameters(recurse=False))
+    if "weight" in own:
+        return "weight", own["weight"]
+    return next(iter(own.items()), None)
 
 
 def _size(shape: tuple[int, ...]) -> str:
@@ -112,7 +154,7 @@ def _folded(rows: tuple[ReportRow, ...]) -> list[tuple[str, ReportRow]]:
     groups: dict[tuple[object, ...], list[ReportRow]] = {}
     for row in rows:
         pattern = ".".join("*" if part.isdigit() else part for part in row.name.split("."))
-        key = (pattern, row.style, row.shape, row.local_shape, row.op, row.fused, row.path)
+        key = (pattern, row.style, row.shape, row.local_shape, row.op, row.fused, row.path, row.source)
         groups.setdefault(key, []).append(row)
     return [
         (f"{key[0]} ({len(members)})" if len(members) > 1 else members[0].name, members[0])

@@ -11,7 +11,7 @@ import secrets
 import socket
 import struct
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,22 @@ from . import limits
 from ._native import _C
 from .config import settings
 
-__all__ = ["refuse", "release", "rendezvous"]
+__all__ = ["agreed", "exchange", "on_release", "pass_descriptors", "refuse", "release", "rendezvous"]
 
 _HANDSHAKE_SECONDS = 60.0
 _TOKEN_BYTES = 16
 # measured: 32 to 40 ns between cores that share a last-level cache, 240 to 260 ns between those that do not
 _FAR_NANOSECONDS = 120.0
+
+_closers: dict[str, list[Callable[[], None]]] = {}  # by group: what gives back further memory that its ranks share
+
+
+@dataclass(frozen=True)
+class _Door:
+    """Where a rank takes descriptors, and the token that shows who may give them."""
+
+    address: str
+    token: bytes
 
 
 @dataclass(frozen=True)
@@ -38,8 +48,7 @@ class _Member:
 
     host: tuple[str, str, str]
     pid: int
-    address: str
-    token: bytes
+    door: _Door
     cores: tuple[int, ...]
     threads: int
     reserve: int
@@ -68,8 +77,7 @@ def rendezvous(
         member = _Member(
             host=_host(),
             pid=os.getpid(),
-            address=address,
-            token=secrets.token_bytes(_TOKEN_BYTES),
+            door=_Door(address, secrets.token_bytes(_TOKEN_BYTES)),
             cores=tuple(sorted(os.sched_getaffinity(0))),
             threads=torch.get_num_threads(),
             reserve=limits.address_space(),
@@ -77,11 +85,11 @@ def rendezvous(
             max_half=max(half, settings.max_workspace_bytes // 2 // 4096 * 4096),
             first_epoch=first_epoch,
         )
-        members: list[_Member] = _exchange(process_group, member)
+        members: list[_Member] = exchange(process_group, member)
         fallback = _why_not_shared(members)
         if fallback:
             return fallback
-        with _agreed(process_group, name):
+        with agreed(process_group, name, lambda: _C.leave_group(name)):
             segment = _C.create_segment(
                 rank=rank,
                 world_size=world_size,
@@ -89,8 +97,8 @@ def rendezvous(
                 half_bytes=members[0].half,
                 first_epoch=first_epoch & 0xFFFFFFFF,
             )
-        with _agreed(process_group, name):
-            descriptors = _pass_descriptors(server, members, rank, segment.descriptor)
+        with agreed(process_group, name, lambda: _C.leave_group(name)):
+            descriptors = _pass_descriptors(server, [m.door for m in members], rank, segment.descriptor)
             try:
                 _C.join_group(
                     name=name,
@@ -109,14 +117,31 @@ def rendezvous(
                     if descriptor >= 0:
                         os.close(descriptor)
         # which stores pay depends on how far apart the cores are; rank 0 measures it for all
-        latencies = _exchange(process_group, _C.probe_latency(name))
+        latencies = exchange(process_group, _C.probe_latency(name))
         _C.set_streaming(name, latencies[0] > _FAR_NANOSECONDS)
     return ""
 
 
 def release(name: str) -> None:
     """Unmap a group's memory. Peers that still call its ops raise CollectiveAborted."""
+    for close in _closers.pop(name, []):
+        close()
     _C.leave_group(name)
+
+
+def on_release(name: str, close: Callable[[], None]) -> None:
+    """Call `close` when the group's memory is given back."""
+    _closers.setdefault(name, []).append(close)
+
+
+def pass_descriptors(process_group: dist.ProcessGroup, own: int) -> list[int]:
+    """Every rank gives the others a file descriptor. Returns theirs, -1 at the own place; the caller closes them.
+
+    Collective; for groups that share memory already.
+    """
+    with _listener() as (server, address):
+        doors: list[_Door] = exchange(process_group, _Door(address, secrets.token_bytes(_TOKEN_BYTES)))
+        return _pass_descriptors(server, doors, process_group.rank(), own)
 
 
 def refuse(name: str, text: str) -> None:
@@ -124,25 +149,29 @@ def refuse(name: str, text: str) -> None:
     _C.refuse(name, text)
 
 
-def _exchange(process_group: dist.ProcessGroup, mine: Any) -> list[Any]:
+def exchange(process_group: dist.ProcessGroup, mine: Any) -> list[Any]:
+    """What every rank gives, in rank order."""
     everyone = [None] * process_group.size()
     dist.all_gather_object(everyone, mine, group=process_group)
     return everyone
 
 
 @contextmanager
-def _agreed(process_group: dist.ProcessGroup, name: str) -> Iterator[None]:
-    """Run the body; when it fails on any rank, every rank raises with that rank's reason."""
+def agreed(
+    process_group: dist.ProcessGroup, name: str, undo: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Run the body; when it fails on any rank, every rank calls `undo` and raises with that rank's reason."""
     error: Exception | None = None
     try:
         yield
     except Exception as caught:
         error = caught
     failures = {
-        r: text for r, text in enumerate(_exchange(process_group, str(error) if error else "")) if text
+        r: text for r, text in enumerate(exchange(process_group, str(error) if error else "")) if text
     }
     if failures:
-        _C.leave_group(name)
+        if undo is not None:
+            undo()
         rank, text = next(iter(failures.items()))
         raise RuntimeError(f"interlace: group {name!r} cannot share memory, rank {rank}: {text}") from error
 
@@ -189,26 +218,26 @@ def _listener() -> Iterator[tuple[socket.socket, str]]:
         yield server, address
 
 
-def _pass_descriptors(server: socket.socket, members: list[_Member], rank: int, own: int) -> list[int]:
+def _pass_descriptors(server: socket.socket, doors: list[_Door], rank: int, own: int) -> list[int]:
     """Descriptors of all ranks' segments, -1 at the own place. Connects to lower ranks, is called by higher ones."""
-    descriptors = [-1] * len(members)
+    descriptors = [-1] * len(doors)
     calls = []
     for peer in range(rank):
         call = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         call.settimeout(_HANDSHAKE_SECONDS)
-        call.connect(members[peer].address)
-        _send(call, members[peer].token, rank, own)
+        call.connect(doors[peer].address)
+        _send(call, doors[peer].token, rank, own)
         calls.append((peer, call))
-    for _ in range(rank + 1, len(members)):
+    for _ in range(rank + 1, len(doors)):
         call, _peer_address = server.accept()
         call.settimeout(_HANDSHAKE_SECONDS)
-        peer, descriptor = _receive(call, members[rank].token)
+        peer, descriptor = _receive(call, doors[rank].token)
         descriptors[peer] = descriptor
-        _send(call, members[peer].token, rank, own)
+        _send(call, doors[peer].token, rank, own)
         call.close()
     for peer, call in calls:
         with closing(call):
-            _, descriptors[peer] = _receive(call, members[rank].token)
+            _, descriptors[peer] = _receive(call, doors[rank].token)
     return descriptors
 
 

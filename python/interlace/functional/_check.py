@@ -12,7 +12,7 @@ from .. import symmetric_memory
 from ..groups import GroupInfo
 from ..reference import chunk_range
 
-__all__ = ["check_dim", "check_gather_size", "check_product", "check_splits"]
+__all__ = ["autocast", "check_dim", "check_gather_size", "check_product", "check_splits"]
 
 
 def refuse(info: GroupInfo, error: type[Exception], text: str) -> NoReturn:
@@ -20,6 +20,15 @@ def refuse(info: GroupInfo, error: type[Exception], text: str) -> NoReturn:
     if info.world_size > 1 and not info.fallback:
         symmetric_memory.refuse(info.name, f"{error.__name__}: {text}")
     raise error(text)
+
+
+def autocast(*tensors: Tensor | None) -> list[Tensor | None]:
+    """The tensors in the dtype of autocast when it is on, as F.linear and attention take them; else unchanged."""
+    device = next(t.device.type for t in tensors if t is not None)
+    if not torch.is_autocast_enabled(device):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(device)
+    return [t if t is None or not t.is_floating_point() else t.to(dtype) for t in tensors]
 
 
 def check_dim(op: str, what: str, dim: int, ndim: int, info: GroupInfo) -> None:

@@ -138,10 +138,6 @@ def plan_command(**options: Any) -> None:
 
 def _answer(options: dict[str, Any]) -> None:
     answer = solve(options)
-    if options["as_json"]:
-        click.echo(json.dumps(as_record(answer, options["top"], options["explained"]), indent=1))
-    else:
-        _print(answer, options["top"], options["explained"])
     if options["snippet"]:
         Path(options["snippet"]).write_text(answer.program, encoding="utf-8")
     if options["plot"]:
@@ -152,6 +148,10 @@ def _answer(options: dict[str, Any]) -> None:
         from .page import write_page
 
         write_page(answer, options["html"], options["top"])
+    if options["as_json"]:
+        click.echo(json.dumps(as_record(answer, options["top"], options["explained"]), indent=1))
+    else:
+        _print(answer, options["top"], options["explained"])
 
 
 def solve(options: dict[str, Any]) -> Answer:

@@ -47,7 +47,8 @@ class Stage(nn.Module):
 
     def forward(self, x):
         given = {"inputs_embeds": x} if x.is_floating_point() else {"input_ids": x}
-        return self.model.lm_head(self.model.get_decoder()(**given, use_cache=False).last_hidden_state)
+        with torch.autocast(device, DTYPE, enabled=AUTOCAST):
+            return self.model.lm_head(self.model.get_decoder()(**given, use_cache=False).last_hidden_state)
 
 '''
 
@@ -213,6 +214,7 @@ def _whole(layout: Layout, training: Training) -> str:
         inner.append(f"model.set_requires_gradient_sync({wanted})")
     compute = [f"loss = loss_of({call}.logits, labels)", "(loss / MICROBATCHES).backward()"]
     if not layout.zero and training.dtype != "fp32":
+        # plain fp32 parameters, their fp32 gradients and moments: the 16 bytes per parameter of mixed precision
         compute[0:1] = [
             f"with torch.autocast(device, {_TORCH_DTYPES[training.dtype]}):",
             f"    {compute[0]}",
@@ -255,7 +257,9 @@ def _staged(layout: Layout, training: Training, layers: int) -> str:
         run.append('    with context_parallel(mesh["cp"], buffers=[ids, labels], buffer_seq_dims=[1, 1]):')
     return (
         f"PARTS = [{parts}]\n\n"
-        + _STAGE
+        + _STAGE.replace("DTYPE", _TORCH_DTYPES[training.dtype]).replace(
+            "AUTOCAST", str(not layout.zero and training.dtype != "fp32")
+        )
         + '\nstages = []\nfor number in range(mesh.get_local_rank("pp"), len(PARTS), mesh["pp"].size()):\n'
         + "".join(f"    {line}\n" for line in body)
         + _DATA

@@ -23,6 +23,7 @@ from .modules import (
 from .packing import PackedWeight, pack_weights, unpack_weights
 from .parallelize import Report, parallelize, report
 from .paths import Path, backend, last_path
+from .planner import Layout, plan
 
 if TYPE_CHECKING:
     from . import styles
@@ -35,6 +36,7 @@ __all__ = [
     "CollectiveTimeout",
     "ColumnParallelLinear",
     "GroupInfo",
+    "Layout",
     "MemoryReport",
     "OpCounts",
     "PackedWeight",
@@ -58,6 +60,7 @@ __all__ = [
     "modules",
     "pack_weights",
     "parallelize",
+    "plan",
     "provide_symm_mem_ops",
     "random",
     "reference",

@@ -78,7 +78,8 @@ class Answer:
         if isinstance(self.workload, Serving):
             return [launch_line(Layout(1, best.tp, best.pp, 1), per_node, f"serve.py{argument}")]
         lines = [launch_line(best, per_node, f"layout.py{argument}")]
-        return [*lines, train_line(best, self.workload, per_node, self.model)]
+        trained = train_line(best, self.workload, per_node, self.model)
+        return [*lines, *([trained] if trained else [])]
 
 
 def _one_of(names: Any) -> str:

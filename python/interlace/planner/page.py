@@ -229,7 +229,7 @@ def _curves(points: list[ScalingPoint]) -> str:
     if len(points) < 2:
         return ""
     rates = [value / point.gpus for point in points for value in (point.strong, point.weak) if value]
-    low, high, top = log2(points[0].gpus), log2(points[-1].gpus), max(rates) * 1.15
+    low, high, top = log2(points[0].gpus), log2(points[-1].gpus), _round_up(max(rates))
 
     def place(gpus: int, value: float) -> tuple[float, float]:
         return 60 + 290 * (log2(gpus) - low) / (high - low), 190 - 170 * value / top
@@ -265,6 +265,12 @@ def _curves(points: list[ScalingPoint]) -> str:
         f'<svg viewBox="0 0 370 215" role="img" aria-label="tokens per second and GPU">{"".join(parts)}</svg>'
         '<p class="soft">The best layout is searched at each size.</p>'
     )
+
+
+def _round_up(value: float) -> float:
+    """The next of 1, 2, 2.5, 5 or 10 x 10^n above value, so that the axis has round numbers."""
+    size = 10.0 ** int(f"{value:e}".partition("e")[2])
+    return next(size * step for step in (1.0, 2.0, 2.5, 5.0, 10.0) if size * step >= value)
 
 
 def _formulas(answer: Answer) -> str:

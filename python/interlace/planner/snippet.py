@@ -84,7 +84,12 @@ def launch_line(layout: Layout, per_node: int, program: str) -> str:
 
 
 def train_line(layout: Layout, training: Training, per_node: int, model: str) -> str:
-    """The command that runs the layout with `interlace train` for 20 steps and writes run.json."""
+    """The command that runs the layout with `interlace train` for 20 steps and writes run.json.
+
+    "" for what that trainer does not run: context or expert parallelism, selective recomputation, zero-bubble.
+    """
+    if layout.cp > 1 or layout.ep > 1 or layout.recompute == "selective" or layout.schedule == "zero_bubble":
+        return ""
     options = {
         "model": shlex.quote(model),
         "dp": layout.dp,
@@ -104,6 +109,8 @@ def train_line(layout: Layout, training: Training, per_node: int, model: str) ->
         "out": "run.json",
     }
     words = " ".join(f"--{name} {value}" for name, value in options.items())
+    if layout.world_size <= per_node:
+        return f"interlace train {words}"  # starts the processes of one machine itself
     return launch_line(layout, per_node, f"-m interlace.train {words}")
 
 

@@ -26,7 +26,7 @@ from .paths import Path, backend, last_path
 from .planner import Layout, plan
 
 if TYPE_CHECKING:
-    from . import styles
+    from . import hf, styles
     from .symm_mem_ops import provide_symm_mem_ops
 
 __version__ = "0.1.0"
@@ -54,6 +54,7 @@ __all__ = [
     "count_ops",
     "destroy",
     "functional",
+    "hf",
     "init",
     "last_path",
     "memory_report",
@@ -71,7 +72,7 @@ __all__ = [
 ]
 
 # loaded when first named: they import DTensor, which takes half as long as torch itself
-_LATER = {"provide_symm_mem_ops": "symm_mem_ops", "styles": ""}
+_LATER = {"hf": "", "provide_symm_mem_ops": "symm_mem_ops", "styles": ""}
 
 
 def __getattr__(name: str) -> Any:

@@ -23,9 +23,10 @@ from .modules import (
 from .packing import PackedWeight, pack_weights, unpack_weights
 from .parallelize import Report, parallelize, report
 from .paths import Path, backend, last_path
+from .planner import Layout, plan
 
 if TYPE_CHECKING:
-    from . import styles
+    from . import hf, styles
     from .symm_mem_ops import provide_symm_mem_ops
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ __all__ = [
     "CollectiveTimeout",
     "ColumnParallelLinear",
     "GroupInfo",
+    "Layout",
     "MemoryReport",
     "OpCounts",
     "PackedWeight",
@@ -52,12 +54,14 @@ __all__ = [
     "count_ops",
     "destroy",
     "functional",
+    "hf",
     "init",
     "last_path",
     "memory_report",
     "modules",
     "pack_weights",
     "parallelize",
+    "plan",
     "provide_symm_mem_ops",
     "random",
     "reference",
@@ -68,7 +72,7 @@ __all__ = [
 ]
 
 # loaded when first named: they import DTensor, which takes half as long as torch itself
-_LATER = {"provide_symm_mem_ops": "symm_mem_ops", "styles": ""}
+_LATER = {"hf": "", "provide_symm_mem_ops": "symm_mem_ops", "styles": ""}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from interlace.modules import ColumnParallelLinear, RowParallelLinear
-from interlace.parallelize import parallelize, split_adapters
+from interlace.functional import copy_to_region
+from interlace.modules import ColumnParallelLinear, RowParallelLinear, SummedGradients
+from interlace.parallelize import parallelize, report, split_adapters
 from tests.distributed import run_distributed
 from tests.interop.models import assert_parameters_near, ids, llama, train
 from tests.parallelize.models import assert_near
@@ -61,3 +62,102 @@ def test_adapters_train_and_merge_as_on_the_unsplit_model(
 ) -> None:
     """Catches adapters that stay whole beside shards, and replicated halves whose gradients are a rank's part."""
     run_distributed(world_size, _trained, heads, kv_heads, sequence_parallel)
+
+
+def _dropped(rank: int, world_size: int, sequence_parallel: bool) -> None:
+    model = parallelize(llama(4, 1), None, sequence_parallel=sequence_parallel)
+    model = split_adapters(_adapted(model, lora_dropout=0.5)).train()
+    torch.manual_seed(rank)  # ranks that were seeded apart, and shards that draw different amounts
+    losses = train(model)
+    assert losses[0] != train(copy.deepcopy(model), steps=1)[0]
+    everyone: list[object] = [None] * world_size
+    torch.distributed.all_gather_object(everyone, losses)
+    assert everyone == [losses] * world_size, "ranks have different losses"
+    compared = 0
+    for name, module in model.named_modules():
+        if type(module) in (nn.Linear, SummedGradients) and "lora" in name:
+            weights = [torch.empty_like(module.weight) for _ in range(world_size)]
+            torch.distributed.all_gather(weights, module.weight.detach())
+            assert all(torch.equal(weight, weights[0]) for weight in weights), f"{name} differs between ranks"
+            compared += 1
+    assert compared == 10
+    with torch.no_grad():
+        assert torch.equal(model.eval()(ids()).logits, model(ids()).logits)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_dropout_before_an_adapter_keeps_the_replicas_equal(sequence_parallel: bool) -> None:
+    """Masks of a replicated input that differ between ranks would train a different A on each of them."""
+    run_distributed(3, _dropped, sequence_parallel)
+
+
+class Branch(nn.Module):
+    """An adapter of one's own: knows of tensor parallelism, nothing of sequences that are cut."""
+
+    def __init__(self, base: nn.Linear, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight, self.base = weight, base
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        split = isinstance(self.base, ColumnParallelLinear)
+        branch = copy_to_region(x, group=self.base.group_name) if split else x
+        return self.base(x) + branch @ self.weight.t()
+
+
+def _own(rank: int, world_size: int) -> None:
+    whole = llama(4, 1)
+    split = parallelize(copy.deepcopy(whole), None, sequence_parallel=True)
+    torch.manual_seed(2)
+    for ours, theirs in zip(split.model.layers, whole.model.layers, strict=True):
+        weight = torch.randn_like(theirs.self_attn.q_proj.weight) / 10
+        layout = ours.self_attn.q_proj.parameter_layouts()["weight"]
+        for attention, own in (
+            (theirs.self_attn, weight),
+            (ours.self_attn, layout.take(weight, rank).clone()),
+        ):
+            attention.q_proj = Branch(attention.q_proj, nn.Parameter(own))
+    for model in (whole, split):
+        train(model, steps=1, lr=0.0)
+    for name in ("weight", "base.weight"):
+        found, expected = (
+            m.model.layers[0].self_attn.q_proj.get_parameter(name).grad for m in (split, whole)
+        )
+        assert_near(name, found, layout.take(expected, rank))
+    norm = "model.layers.0.input_layernorm.weight"
+    assert_near(norm, split.get_parameter(norm).grad, whole.get_parameter(norm).grad)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_an_adapter_of_ones_own_reads_the_gathered_input_of_attention(world_size: int) -> None:
+    """Attention runs on a stand-in for its gathered input; whoever wraps a projection must get real values."""
+    run_distributed(world_size, _own)
+
+
+def _refused(rank: int, world_size: int) -> None:
+    layer = llama(4, 1, num_hidden_layers=1)
+    dora = _adapted(copy.deepcopy(layer), use_dora=True)
+    with pytest.raises(ValueError, match="DoraLinearVariant reads the whole weight"):
+        parallelize(dora, None)
+    assert isinstance(dora.base_model.model.model.layers[0].self_attn.q_proj.base_layer, nn.Linear)
+    assert not any(isinstance(module, ColumnParallelLinear) for module in dora.modules()), "changed in part"
+    with pytest.raises(ValueError, match="has no split modules"):
+        split_adapters(_adapted(copy.deepcopy(layer)))
+    late = _adapted(parallelize(copy.deepcopy(layer), None), ["k_proj"])
+    assert "call interlace.split_adapters(model)" in str(report(late))
+    with pytest.raises(ValueError, match=r"added after parallelize; call interlace\.split_adapters"):
+        late(
+            ids()
+        )  # every rank holds the one kv head: the shapes of whole adapters fit, their gradients do not
+    assert "adapter" in {row.source for row in report(split_adapters(late)).rows}
+    late(ids()).logits.sum().backward()
+    different = _adapted(parallelize(copy.deepcopy(layer), None))
+    for name, param in different.named_parameters():
+        if name.endswith("layers.0.mlp.down_proj.lora_A.default.weight"):
+            param.data.add_(rank)
+    with pytest.raises(ValueError, match="ranks 0 and 1 hold different models"):
+        split_adapters(different)
+
+
+def test_adapters_that_cannot_be_split_or_were_not_are_refused() -> None:
+    """DoRA's norms of a shard, whole adapters on shards, replicas that start apart: each would train silently."""
+    run_distributed(2, _refused)

@@ -6,8 +6,6 @@ import copy
 import io
 import pickle
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
@@ -274,48 +272,25 @@ def test_ties_hooks_flags_and_copies_survive() -> None:
     run_distributed(2, _kept)
 
 
-@contextmanager
-def counted() -> Iterator[list[str]]:
-    """The ops that were dispatched, by name."""
-
-    class Counter(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(
-            self, func: object, types: object, args: tuple = (), kwargs: dict | None = None
-        ) -> object:
-            if func.namespace == "interlace":
-                seen.append(func._opname)
-            return func(*args, **(kwargs or {}))
-
-    seen: list[str] = []
-    with Counter():
-        yield seen
-
-
-COLLECTIVES = {
-    "gemm_all_reduce", "sum_gemm_all_reduce", "all_reduce", "all_gather_gemm", "gemm_reduce_scatter",
-    "sum_gemm_reduce_scatter", "all_gather", "reduce_scatter",
-}  # fmt: skip
-
-
 def _counts(rank: int, world_size: int) -> None:
     from tests.parallelize import models
 
     ids = torch.randint(1, 61, (2, 6), generator=torch.Generator().manual_seed(1))
     for family in ("llama", "bert"):
-        per_layer = []
+        per_model = []
         for layers in (1, 2):
             model = parallelize(models.make(family, 4, 4, num_hidden_layers=layers).float(), None)
-            with counted() as forward:
-                logits = model(input_ids=ids).logits
-            with counted() as backward:
-                logits.sum().backward()
-            per_layer.append([sum(op in COLLECTIVES for op in ops) for ops in (forward, backward)])
-        assert per_layer[1] == [2 * n for n in per_layer[0]] == [4, 4], f"{family}: {per_layer}"
+            with interlace.count_ops() as counts:
+                model(input_ids=ids).logits.sum().backward()
+            per_model.append((counts.forward.total(), counts.backward.total()))
+        # the sum of the embedding, the gather of the logits, and the sum of what the head sends back
+        assert per_model == [(2 + 2, 1 + 2), (2 + 4, 1 + 4)], f"{family}: {per_model}"
         sequence = parallelize(models.make(family, 4, 4).float(), None, sequence_parallel=True)
-        with counted() as forward:
+        with interlace.count_ops() as counts:
             sequence(input_ids=ids)
-        found = {op: forward.count(op) for op in set(forward)}
-        assert found.pop("all_gather") == 1, found  # behind the last layer
+        found = counts.forward
+        assert found.pop("all_reduce") == 1, found  # of the embedding
+        assert found.pop("all_gather") == 2, found  # behind the last layer, and of the logits
         assert found == {"all_gather_gemm": 4, "gemm_reduce_scatter": 4}, f"{family}: {found}"
 
 

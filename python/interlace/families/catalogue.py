@@ -95,6 +95,15 @@ DEEPSEEK: Mapping[str, Any] = {
     "topk_group": 1,
     "max_position_embeddings": POSITIONS,
 }
+LATENT_DENSE: Mapping[str, Any] = {**DECODER, **LATENT, "num_key_value_heads": HEADS, "head_dim": 4}
+SHARED_MOE: Mapping[str, Any] = {
+    **MOE,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
 _DECODERS: Mapping[str, _Decoder] = {
     "llama": _Decoder("Llama", "Llama"),
     "mistral": _Decoder("Mistral", "Mistral", {"sliding_window": 5}),
@@ -144,6 +153,23 @@ _DECODERS: Mapping[str, _Decoder] = {
         {"n_layer": LAYERS, "n_head": HEADS, "hidden_size": HIDDEN},
         {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None},
     ),
+    "gpt_neo": _Decoder(
+        "GPT-Neo",
+        "GPTNeo",
+        {"num_layers": LAYERS, "num_heads": HEADS, "attention_types": [[["global", "local"], 1]]},
+    ),
+    "granite": _Decoder("Granite", "Granite"),
+    "olmo": _Decoder("OLMo", "Olmo"),
+    "stablelm": _Decoder("StableLM", "StableLm"),
+    "starcoder2": _Decoder("StarCoder2", "Starcoder2"),
+    "cohere": _Decoder("Cohere", "Cohere"),
+    "cohere2": _Decoder("Cohere2", "Cohere2", {"sliding_window": 5}),
+    "glm": _Decoder("GLM", "Glm"),
+    "glm4": _Decoder("GLM-4", "Glm4"),
+    "smollm3": _Decoder("SmolLM3", "SmolLM3"),
+    "exaone4": _Decoder("EXAONE-4", "Exaone4", {"sliding_window": 5, "sliding_window_pattern": 2}),
+    "persimmon": _Decoder("Persimmon", "Persimmon", base=DECODER),
+    "biogpt": _Decoder("BioGPT", "BioGpt", base=DECODER),
     "mixtral": _Decoder("Mixtral", "Mixtral", {**MOE, "num_local_experts": 5, "sliding_window": None}),
     "qwen2_moe": _Decoder(
         "Qwen2-MoE",
@@ -151,7 +177,19 @@ _DECODERS: Mapping[str, _Decoder] = {
         {**MOE, "num_experts": 5, "shared_expert_intermediate_size": 14},
     ),
     "qwen3_moe": _Decoder("Qwen3-MoE", "Qwen3Moe", {**MOE, "num_experts": 5, "norm_topk_prob": True}),
+    "granitemoe": _Decoder("GraniteMoE", "GraniteMoe", {**MOE, "num_local_experts": 5}),
+    "phimoe": _Decoder("PhiMoE", "Phimoe", {**MOE, "num_local_experts": 5, "sliding_window": None}),
+    "glm4_moe": _Decoder("GLM-4.5 (MoE)", "Glm4Moe", {**SHARED_MOE, "n_routed_experts": 8}),
+    "ernie4_5_moe": _Decoder(
+        "Ernie-4.5 (MoE)",
+        "Ernie4_5_Moe",
+        {**SHARED_MOE, "moe_num_experts": 8, "moe_k": 3, "moe_layer_start_index": 1},
+    ),
+    "deepseek_v2": _Decoder("DeepSeek-V2 (latent attention)", "DeepseekV2", base=DEEPSEEK),
     "deepseek_v3": _Decoder("DeepSeek-V3 (latent attention)", "DeepseekV3", base=DEEPSEEK),
+    "glm4_moe_lite": _Decoder("GLM-4.7 (latent attention)", "Glm4MoeLite", base=DEEPSEEK),
+    "youtu": _Decoder("Youtu (latent attention)", "Youtu", base=LATENT_DENSE),
+    "minicpm3": _Decoder("MiniCPM3 (latent attention)", "MiniCPM3", base=LATENT_DENSE),
     "gpt_oss": _Decoder(
         "GPT-OSS (sinks)",
         "GptOss",
@@ -221,6 +259,16 @@ FAMILIES: Mapping[str, Family] = {
         *(_decoder(name, entry) for name, entry in _DECODERS.items()),
         Family("bert", "BERT", "BertConfig", "BertForMaskedLM", "masked", ENCODER),
         Family("roberta", "RoBERTa", "RobertaConfig", "RobertaForMaskedLM", "masked", ENCODER),
+        Family(
+            "electra",
+            "ELECTRA",
+            "ElectraConfig",
+            "ElectraForMaskedLM",
+            "masked",
+            {**ENCODER, "embedding_size": 20},
+        ),
+        Family("roformer", "RoFormer", "RoFormerConfig", "RoFormerForMaskedLM", "masked", ENCODER),
+        Family("xlm_roberta", "XLM-RoBERTa", "XLMRobertaConfig", "XLMRobertaForMaskedLM", "masked", ENCODER),
         Family("vit", "ViT", "ViTConfig", "ViTForImageClassification", "image", _VIT),
         Family("t5", "T5", "T5Config", "T5ForConditionalGeneration", "seq2seq", _T5),
         Family(

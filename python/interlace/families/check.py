@@ -18,7 +18,7 @@ from interlace.parallelize import parallelize, report
 from interlace.parallelize.plan import Place
 from interlace.parallelize.structure import auto_plan
 
-__all__ = ["LIMIT", "NEW_TOKENS", "Row", "check", "generated", "loss_of", "worst_gradient"]
+__all__ = ["LIMIT", "NEW_TOKENS", "Row", "check", "compare", "generated", "loss_of", "worst_gradient"]
 
 LIMIT = 2e-5  # relative Frobenius norm in fp32; a term that is lost or counted twice gives 1e-3 and more
 SMALL = 1e-2  # of the largest gradient: below, a gradient may be zero but for rounding (biases of keys)
@@ -88,15 +88,19 @@ def check(family: Family, group: Group = None, **options: Any) -> Row:
     Every rank returns the same row. options change the configuration. Nothing is raised for a family that is
     refused or wrong: `problem` says which stage it was, on which rank, and why.
     """
+    return compare(family, build(family, **options), group)
+
+
+def compare(family: Family, whole: nn.Module, group: Group = None) -> Row:
+    """As `check`, for the model `whole` of the kind of `family`: equal on all ranks, in fp32 and eval mode."""
     info = resolve(group)
     found: dict[str, Any] = {
         "family": family.name, "title": family.title, "model": family.model, "worlds": str(info.world_size),
     }  # fmt: skip
-    whole = build(family, **options)
     arguments = inputs(family)
     split = copy.deepcopy(whole)
     stages: list[tuple[str, Callable[[], dict[str, Any]]]] = [
-        ("parallelize", lambda: _split(split, group)),
+        ("parallelize", lambda: _split(whole, split, group)),
         ("forward", lambda: _forward(whole, split, arguments)),
         ("gradients", lambda: {"gradients": worst_gradient(whole, split, info.rank)}),
     ]
@@ -147,21 +151,36 @@ def _process_group(name: str) -> dist.ProcessGroup:
     return _resolve_process_group(name)
 
 
-def _split(model: nn.Module, group: Group) -> dict[str, Any]:
-    info = resolve(group)
-    plan = auto_plan(model, Place(info.rank, info.world_size))
+def _split(whole: nn.Module, model: nn.Module, group: Group) -> dict[str, Any]:
     total = sum(param.numel() for param in model.parameters())
-    parallelize(model, group)
+    info = resolve(group)
+    try:
+        plan = auto_plan(model, Place(info.rank, info.world_size))
+        parallelize(model, group)
+    except (ValueError, TypeError) as refusal:
+        changed = _changed(whole, model)
+        if changed:
+            raise RuntimeError(f"refused, but {changed} was changed: {refusal}") from refusal
+        raise
     rows = [row for row in report(model).rows if row.op]
     names = dict(model.named_parameters())
     layouts = layouts_of(model)
     cut = {name: layout for name, layout in layouts.items() if name in names}
     return {
-        "source": getattr(plan, "source", "structure"),
+        "source": " + ".join(sorted({source.partition(" (")[0] for source in plan.sources.values()})),
         "fused": sum(row.fused for row in rows),
         "collectives": len(rows),
         "split": sum(torch.Size(layout.shape).numel() for layout in cut.values()) / total,
     }
+
+
+def _changed(whole: nn.Module, model: nn.Module) -> str:
+    """The first module or parameter of a refused model that is not as before; "" when all are."""
+    for (name, before), (_, after) in zip(whole.named_modules(), model.named_modules(), strict=True):
+        if type(before) is not type(after) or set(vars(before)) != set(vars(after)):
+            return name
+    before, after = whole.state_dict(), model.state_dict()
+    return next((name for name in before if not torch.equal(before[name], after[name])), "")
 
 
 def loss_of(model: nn.Module, arguments: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

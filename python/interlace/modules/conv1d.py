@@ -13,11 +13,12 @@ from .linear import SEQUENCE_DIM, gather_features
 from .products import SharedInput, column_products
 from .sequence import SequenceLength
 from .shard import Shards, checked_shards
+from .split import SplitModule
 
 __all__ = ["ColumnParallelConv1D", "ParallelConv1D", "RowParallelConv1D"]
 
 
-class ParallelConv1D(Conv1D):
+class ParallelConv1D(SplitModule, Conv1D):
     """What both share: this rank's shard of a Conv1D, under its names. `nx`, `nf`: global input and output sizes."""
 
     split_dim: int  # of the weight [nx, nf]

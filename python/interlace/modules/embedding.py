@@ -14,11 +14,12 @@ from .layout import ParameterLayout
 from .linear import SEQUENCE_DIM, ColumnParallelLinear, check_splittable
 from .products import column_products
 from .shard import Shards
+from .split import SplitModule
 
 __all__ = ["VocabParallelEmbedding", "VocabParallelHead", "check_embedding", "split_class"]
 
 
-class VocabParallelEmbedding(nn.Embedding):
+class VocabParallelEmbedding(SplitModule, nn.Embedding):
     """Y = W[ids], with the rows of W, the vocabulary, cut as torch.chunk does; vocabularies of any size.
 
     ids [..], equal on all ranks, -> [.., embedding_dim], equal on all ranks and bitwise what the whole embedding
@@ -151,9 +152,10 @@ def check_embedding(op: str, embedding: nn.Module) -> None:
         raise TypeError(f"{op}: the embedding is a {type(embedding).__name__} already; split the original")
     if not isinstance(embedding, nn.Embedding):
         raise TypeError(f"{op}: expected an nn.Embedding, got {type(embedding).__name__}")
-    if hasattr(embedding, "parametrizations"):
+    if hasattr(embedding, "parametrizations") or "forward" in vars(embedding):
         raise TypeError(
-            f"{op}: {type(embedding).__name__} has a parametrized weight; remove parametrizations"
+            f"{op}: {type(embedding).__name__} has a parametrized weight or a forward of its own; "
+            "split before parametrizing or wrapping it"
         )
     _check_options(op, embedding)
 

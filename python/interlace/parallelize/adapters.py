@@ -10,13 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
+from .. import functional
+from ..groups import resolve
 from ..modules import ColumnParallelLinear, ParallelLinear, RowParallelLinear, SummedGradients
+from ..random import region
+from .agree import agree
 
-__all__ = ["AdapterGuard", "check_adapters", "install_guards", "is_unsplit", "split_adapters", "unwrapped"]
+__all__ = [
+    "AdapterGuard",
+    "check_adapters",
+    "install_guards",
+    "is_unsplit",
+    "split_adapters",
+    "split_checked",
+    "unwrapped",
+]
 
 SOURCE = "adapter"  # who put it in the plan, for the report
 
@@ -29,13 +43,29 @@ def split_adapters(model: nn.Module) -> nn.Module:
     from random numbers, so seed alike, or load them. ValueError, with nothing changed, for kinds of adapters that a
     split would make wrong (DoRA and other variants, adapters of a split embedding, merged ones).
     """
+    held = next((m for m in model.modules() if hasattr(type(m), "parameter_layouts")), None)
+    if held is None:
+        raise ValueError(
+            f"split_adapters: {type(model).__name__} has no split modules; call interlace.parallelize, which splits "
+            "the adapters that are there"
+        )
     wrappers = _wrappers(model)
-    for name, wrapper in wrappers:
-        _check(name, wrapper)
-    for _, wrapper in wrappers:
-        base = wrapper.get_base_layer()
+    problem: Exception | None = None
+    try:
+        for name, wrapper in wrappers:
+            _check(name, wrapper)
+    except ValueError as error:  # the peers wait in agree() and must hear of it
+        problem = error
+    parts = [nn.ModuleList([*w.lora_A.values(), *w.lora_B.values()]) for _, w in wrappers if is_unsplit(w)]
+    agree(resolve(cast(Any, held).group_name), nn.ModuleList(parts), None, problem)
+    return split_checked(model)
+
+
+def split_checked(model: nn.Module) -> nn.Module:
+    """split_adapters without its checks."""
+    for _, wrapper in _wrappers(model):
         for adapter in wrapper.lora_A:
-            _split(wrapper, base, adapter)
+            _split(wrapper, wrapper.get_base_layer(), adapter)
     return model
 
 
@@ -93,6 +123,34 @@ class AdapterGuard:
                     f"{type(module).__name__}: its {type(child).__name__} adapters were added after parallelize; "
                     "call interlace.split_adapters(model) once they are all there"
                 )
+
+
+class AdapterDropout(nn.Module):
+    """nn.Dropout of what an adapter reads: the same elements on all ranks where x is whole, else each rank its own.
+
+    x whole (dim None): rank 0's number, one gather of 8 bytes, seeds the mask on every rank, so that the replicas of
+    the matrix behind it stay equal, whatever state the generators are in.
+    """
+
+    def __init__(self, p: float, dim: int | None, group_name: str) -> None:
+        super().__init__()
+        self.p, self.dim, self.group_name = p, dim, group_name
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x -> x with elements dropped, in training."""
+        if not self.training:
+            return x
+        if self.dim is not None:
+            with region("sharded", group=self.group_name, device=x.device):
+                return F.dropout(x, self.p)
+        number = functional.all_gather(torch.randint(2**62, (1,), device=x.device), group=self.group_name)[0]
+        generator = torch.Generator(x.device).manual_seed(int(number))
+        kept = torch.empty_like(x, requires_grad=False).bernoulli_(1 - self.p, generator=generator)
+        return x * (kept if self.p == 1 else kept.div_(1 - self.p))
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"p={self.p}, dim={self.dim}"
 
 
 def _put(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -163,6 +221,7 @@ def _split(wrapper: Any, base: Any, adapter: str) -> None:
             sequence_parallel=sees_shards, sequence_dim=base.sequence_dim,
         )  # fmt: skip
         new.sequence_length = base.sequence_length
+        dropped = base.sequence_dim if sees_shards else None
         whole, cut, uses_sum = wrapper.lora_A, wrapper.lora_B, sees_shards
     else:
         if isinstance(a, RowParallelLinear):
@@ -171,7 +230,11 @@ def _split(wrapper: Any, base: Any, adapter: str) -> None:
             a, base.group_name, shards=base.shards, input_is_parallel=base.input_is_parallel,
             sequence_parallel=base.sequence_parallel, sequence_dim=base.sequence_dim, drop_input=base.drop_input,
         )  # fmt: skip
+        dropped = -1 if base.input_is_parallel else None
         whole, cut, uses_sum = wrapper.lora_B, wrapper.lora_A, base.sequence_parallel
+    dropout = wrapper.lora_dropout[adapter]
+    if isinstance(dropout, nn.Dropout) and dropout.p > 0:
+        wrapper.lora_dropout[adapter] = AdapterDropout(dropout.p, dropped, base.group_name)
     new.plan_source = SOURCE
     cut[adapter] = new
     if uses_sum:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from ..groups import Group, GroupInfo, resolve
-from .adapters import check_adapters, install_guards, split_adapters, unwrapped
+from .adapters import check_adapters, install_guards, split_checked, unwrapped
 from .agree import agree
 from .apply import apply
 from .patterns import dict_plan
@@ -58,7 +58,7 @@ def parallelize(
         install_guards(model)
         for name, source in decided.sources.items():
             model.get_submodule(name).plan_source = source
-    return split_adapters(model)
+    return split_checked(model)
 
 
 def _checked(

@@ -11,6 +11,7 @@ from ..modules import ColumnParallelLinear, RowParallelLinear, SharedInput, Summ
 from ..modules.sequence import SequenceLength
 from .config_view import ConfigView
 from .conv1d import is_conv1d, split_conv1d
+from .dropout import add_dropout
 from .plan import Plan, Step
 from .sequence import DIM, GatherSequence, ScatterSequence, StandIn
 
@@ -59,6 +60,7 @@ def apply(model: nn.Module, plan: Plan, info: GroupInfo) -> None:
         _cut_sequence(model, plan, info)
     for finish in plan.finishers:
         finish(model, info)
+    add_dropout(model, plan, info)
     for module in model.modules():
         if hasattr(type(module), "_get_static_cache_init_shape"):
             # generate() would allocate a static cache for all heads; None makes it wait for the first keys
@@ -73,6 +75,8 @@ def _replacement(old: nn.Module, step: Step, plan: Plan, info: GroupInfo) -> nn.
     if step.style == "summed":
         return SummedGradients(old, info.name)
     new = _split(old, step, plan, info)
+    if isinstance(new, SummedGradients):
+        return new  # it calls the old module, hooks and all
     for hooks in _HOOKS:
         getattr(new, hooks).update(getattr(old, hooks))
     return new

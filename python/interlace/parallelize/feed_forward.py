@@ -8,6 +8,7 @@ from torch import nn
 
 from ..modules.shard import Shards
 from .conv1d import linear_sizes
+from .elementwise import why_not_elementwise
 from .plan import Block, Place, Step
 from .source import splits_in_halves
 
@@ -81,6 +82,10 @@ def _find(name: str, modules: dict[str, nn.Module]) -> FeedForward | None:
             f"{name}: {ins[0]} gives twice the features that {out} takes, but the forward of "
             f"{type(modules[name]).__name__} is not known to cut them in two halves"
         )
+    if not any("." in child for child in ins):
+        why = why_not_elementwise(modules[name], ins, out)
+        if why:
+            raise ValueError(f"{name}: {why}")
     names = tuple(prefix + child for child in ins)
     return FeedForward(name, names, prefix + out, last[0], _between(name, modules, ins, out, last), halves)
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from torch import nn
+
+from ..groups import GroupInfo
 from ..modules import split_heads
+from ..modules.head_parameters import hold_heads
 from ..modules.shard import HeadLayout, Range, Shards
 from .alibi import OwnHeads
 from .blocks import Attention
-from .plan import Block, Place, Step
+from .plan import Block, Place, Plan, Step
 from .relative_bias import make_head_embedding
 
 __all__ = ["attention_block", "cut_heads"]
@@ -21,6 +27,8 @@ def attention_block(block: Attention, place: Place) -> Block:
     steps += [
         Step(bias, "head_columns", layout.query, make_head_embedding(layout.query)) for bias in block.biases
     ]
+    if block.own:
+        steps.append(Step(block.name, "head_parameters", layout.query, partial(_hold_heads, block, layout)))
     hooks = ()
     if block.per_head_arguments:
         hooks = (OwnHeads(block.per_head_arguments, block.num_heads, layout.query.bounds(place.rank)),)
@@ -40,6 +48,12 @@ def attention_block(block: Attention, place: Place) -> Block:
         stand_in=(block.only_input, block.projections[0].name) if block.only_input else None,
         not_sequence="" if block.only_input else f"nothing but q, k and v may read the input of {block.name}",
     )
+
+
+def _hold_heads(
+    block: Attention, layout: HeadLayout, old: nn.Module, info: GroupInfo, plan: Plan
+) -> nn.Module:
+    return hold_heads(old, block.own, layout.query, info.name)
 
 
 def _local(kind: str, layout: HeadLayout, block: Attention, rank: int) -> int:

@@ -89,6 +89,10 @@ def check_reads(
             raise ValueError(
                 f"{name}: its forward reads {where}.{attr}={value}, which a split of the heads would change"
             )
+    for width in sorted(reads.widths & reads.loads):
+        raise ValueError(
+            f"{name}: its forward reshapes by {width}, the width of its input, and not by its heads"
+        )
     for argument in reads.parameters:
         if argument in PER_HEAD_ARGUMENTS and argument not in arguments:
             raise ValueError(f"{name}: its forward takes {argument}, which holds values for all heads")

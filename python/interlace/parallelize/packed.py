@@ -46,6 +46,12 @@ PACKINGS = {
     "GPT2Attention": GPT2,
     "DecisionTransformerGPT2Attention": GPT2,
     "PersimmonAttention": Packing("query_key_value", "dense", "groups"),
+    "GPTBigCodeAttention": Packing(  # one key/value head: groups are blocks
+        "c_attn", "c_proj", "groups",
+        meanings={"embed_dim": "width", "split_size": "width", "kv_dim": "kv_width", "kv_heads": "kv_heads"},
+        needs={"is_cross_attention": False},
+    ),
+    "MptAttention": Packing("Wqkv", "out_proj", "blocks", arguments=("position_bias",)),
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from .attention import find_attention
 from .feed_forward import find_feed_forward
 from .heads import attention_block
 from .plan import ALIASES, STYLES, Place, Plan, Step, matches
+from .vocabulary import VOCABULARY_STYLES, vocabulary_step
 
 __all__ = ["dict_plan"]
 
@@ -40,6 +41,8 @@ def dict_plan(model: nn.Module, patterns: Mapping[str, str], place: Place) -> Pl
                 plan.scatters.append(name)
             elif style == "gather_sequence":
                 plan.gathers.append(name)
+            elif style in VOCABULARY_STYLES:
+                plan.add(vocabulary_step(name, style, modules[name]))
             else:
                 plan.add(Step(name, style))
     if (plan.scatters or plan.gathers) and not place.sequence_parallel:

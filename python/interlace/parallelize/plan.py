@@ -21,6 +21,8 @@ STYLES = {
     "row": "nn.Linear cut by input features, outputs summed",
     "column_gather_output": "column, and every rank gets all output features",
     "row_split_input": "row, of an input that every rank has in full",
+    "vocab_embedding": "nn.Embedding cut by rows; may share its weight with a vocab_head",
+    "vocab_head": "nn.Linear cut by output features, whole bias, every rank gets all of them",
     "summed": "replicated module whose ranks see different data: gradients are summed",
     "scatter_sequence": "the first input of the module is cut along the sequence (with sequence_parallel)",
     "gather_sequence": "the output of the module is gathered along the sequence (with sequence_parallel)",
@@ -31,10 +33,13 @@ ALIASES = {
     "colwise_gather_output": "column_gather_output",
     "colwise_rep": "column_gather_output",
     "rowwise_split_input": "row_split_input",
+    "embedding_rowwise": "vocab_embedding",
     "replicated_with_grad_allreduce": "summed",
 }
 LINEAR_STYLES = ("column", "row", "column_gather_output", "row_split_input")
 UNCUT = ("replicated", "summed")
+# cut by the same rows, so a parameter may be tied between them
+ROWS_CUT = ("column", "column_gather_output", "vocab_embedding", "vocab_head")
 
 Finish = Callable[[nn.Module, GroupInfo], None]
 Make = Callable[[nn.Module, GroupInfo, "Plan"], nn.Module]
@@ -70,7 +75,8 @@ class Block:
     from itself and from its config. `pre_hooks`: of the block, with keyword arguments. `stand_in`: name of the one
     input and of one projection, when nothing but the projections uses its values. `whole`: modules with matrices
     that stay on every rank as they are. `not_sequence`: why the sequence cannot be cut around this block.
-    `finish`: called with the model when every module is in its place.
+    `claimed`: modules inside that are no blocks of their own. `finish`: called with the model when every module is
+    in its place.
     """
 
     name: str
@@ -83,6 +89,7 @@ class Block:
     stand_in: tuple[str, str] | None = None
     whole: tuple[str, ...] = ()
     not_sequence: str = ""
+    claimed: tuple[str, ...] = ()
     finish: tuple[Finish, ...] = ()
 
 
@@ -177,11 +184,13 @@ def _check_ties(modules: dict[str, nn.Module], plan: Plan) -> None:
     """A parameter used in two places must be cut alike in both."""
     holders: dict[int, list[tuple[str, str]]] = {}
     for name, module in modules.items():
-        style = plan.steps[name].style if name in plan.steps else "replicated"
         for param_name, param in module.named_parameters(recurse=False):
+            style = plan.steps[name].style if name in plan.steps else "replicated"
+            if (style, param_name) == ("vocab_head", "bias"):
+                style = "replicated"  # whole on every rank
             holders.setdefault(id(param), []).append((f"{name}.{param_name}", style))
     for places in holders.values():
-        styles = {style.partition("_")[0] for _, style in places}
+        styles = {"column" if style in ROWS_CUT else style.partition("_")[0] for _, style in places}
         if len(styles) > 1 and not styles <= set(UNCUT):
             told = ", ".join(f"{name} ({style})" for name, style in places)
             raise ValueError(f"parallelize: one tied parameter would be cut in different ways: {told}")

@@ -12,6 +12,7 @@ from ..groups import GroupInfo
 from ..modules.holders import sum_over_holders
 from ..modules.layout import ParameterLayout, take
 from ..modules.shard import Shards
+from ..modules.split import SplitModule
 
 if TYPE_CHECKING:
     from .plan import Make, Plan
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["HeadEmbedding", "make_head_embedding"]
 
 
-class HeadEmbedding(nn.Embedding):
+class HeadEmbedding(SplitModule, nn.Embedding):
     """An embedding of one column per head, of which this rank holds those of its heads.
 
     ids [..] -> [.., heads of this rank]; weight [num_embeddings, heads of this rank]. Columns that several ranks

@@ -23,6 +23,8 @@ CROSS = (
 # and passed on as position_bias, so that all of them hold the same heads
 RELATIVE_BIAS = {"T5Attention", "MT5Attention", "UMT5Attention"}
 
+SINKS = "sinks"  # a logit per head that takes part in the softmax and has no value (GPT-OSS)
+
 
 def find_separate(name: str, modules: dict[str, nn.Module], *, trusted: bool) -> Attention | None:
     """The attention block held by module `name`, or None when it has no q, k, v of the known names.
@@ -47,7 +49,9 @@ def find_separate(name: str, modules: dict[str, nn.Module], *, trusted: bool) ->
         changed = {("self", attr) for attr, _ in attributes} | {("self.config", attr) for attr, _ in config}
         known = ("position_bias",) if type(module).__name__ in RELATIVE_BIAS else ()
         check_reads(name, module, reads, heads, changed, known)
-    norms = head_norms(name, module, {*names, *biases, output.removeprefix(prefix)}, heads.length)
+    sinks = vars(module)["_parameters"].get(SINKS)
+    own = (SINKS,) if sinks is not None and sinks.shape == (heads.query,) else ()
+    norms = head_norms(name, module, {*names, *biases, *own, output.removeprefix(prefix)}, heads.length)
     is_cross = name.rpartition(".")[2] in CROSS
     shared = _sharing(reads, names, prefix, is_cross)
     orders = ("query", "key_value", "key_value")
@@ -64,6 +68,7 @@ def find_separate(name: str, modules: dict[str, nn.Module], *, trusted: bool) ->
         attributes=attributes,
         config=config,
         only_input=reads.only_input(names),
+        own=own,
     )
 
 
@@ -132,7 +137,7 @@ def _relative_biases(module: nn.Module, heads: Heads) -> tuple[str, ...]:
 def head_norms(name: str, module: nn.Module, known: set[str], head_dim: int) -> tuple[str, ...]:
     """Children that norm one head at a time; ValueError for anything else with parameters."""
     prefix = f"{name}." if name else ""
-    for param_name, _ in module.named_parameters(recurse=False):
+    for param_name in {name for name, _ in module.named_parameters(recurse=False)} - known:
         raise ValueError(f"{name}: parameter {param_name} is not known to be the same for all heads")
     norms = []
     for child_name, child in module.named_children():

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["ForwardReads", "calls", "forward_reads", "splits_in_halves"]
+__all__ = ["METADATA", "ForwardReads", "calls", "forward_reads", "function_of", "splits_in_halves"]
 
 METADATA = ("shape", "dtype", "device", "ndim")
 
@@ -24,7 +24,8 @@ class ForwardReads:
     called with.
 
     `inputs` maps a child to the names of the variables it is called with, where those are plain names.
-    `other_uses` are the names used elsewhere than as the argument of a child or for their shape, dtype and device.
+    `other_uses` are the names used elsewhere than as the argument of a child or for their shape, dtype and device;
+    `widths` the names of last sizes (`a, b, width = x.shape`), `loads` all names that are read.
     """
 
     attributes: set[str] = field(default_factory=set)
@@ -32,6 +33,8 @@ class ForwardReads:
     parameters: tuple[str, ...] = ()
     inputs: dict[str, set[str]] = field(default_factory=dict)
     other_uses: set[str] = field(default_factory=set)
+    widths: set[str] = field(default_factory=set)
+    loads: set[str] = field(default_factory=set)
 
     def input_of(self, children: Sequence[str], beside: Collection[str] = ()) -> str:
         """The one name that all `children` are called with, not counting those `beside`; "" when there is none."""
@@ -58,7 +61,7 @@ def forward_reads(module: nn.Module) -> ForwardReads | None:
         if name in seen:
             continue
         seen.add(name)
-        function = _function(getattr(type(module), name))
+        function = function_of(getattr(type(module), name))
         if function is None:
             return None
         visitor = _Reader(function, reads)
@@ -75,7 +78,8 @@ def _is_method(member: Any) -> bool:
     return callable(member) and inspect.isfunction(inspect.unwrap(member))
 
 
-def _function(member: Any) -> ast.FunctionDef | None:
+def function_of(member: Any) -> ast.FunctionDef | None:
+    """The parsed source of a method, without its decorators' wrappers; None when there is none."""
     try:
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(member)))
         return next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
@@ -85,7 +89,7 @@ def _function(member: Any) -> ast.FunctionDef | None:
 
 def calls(module: nn.Module, names: Collection[str]) -> set[str]:
     """Which of the methods and functions `names` the forward of `module` calls itself; all of them without source."""
-    function = None if "forward" in vars(module) else _function(type(module).forward)
+    function = None if "forward" in vars(module) else function_of(type(module).forward)
     if function is None:
         return set(names)
     called = {_last_name(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
@@ -96,7 +100,7 @@ def splits_in_halves(module: nn.Module) -> bool:
     """True when the forward cuts something by `chunk(2, ..)` and nothing with a stride: gate and up, one behind the
     other.
     """
-    function = None if "forward" in vars(module) else _function(type(module).forward)
+    function = None if "forward" in vars(module) else function_of(type(module).forward)
     if function is None:
         return False
     nodes = list(ast.walk(function))
@@ -158,5 +162,15 @@ class _Reader(ast.NodeVisitor):
         for part in (*arguments, *(keyword.value for keyword in node.keywords)):
             self.visit(part)
 
+    def visit_Assign(self, node: ast.Assign) -> None:
+        value = node.value.func if isinstance(node.value, ast.Call) else node.value
+        is_shape = isinstance(value, ast.Attribute) and value.attr in ("shape", "size")
+        for target in node.targets:
+            if is_shape and isinstance(target, ast.Tuple) and len(target.elts) == 3:
+                self.reads.widths |= {last.id for last in target.elts[2:] if isinstance(last, ast.Name)}
+        self.generic_visit(node)
+
     def visit_Name(self, node: ast.Name) -> None:
         self.reads.other_uses.add(node.id)
+        if isinstance(node.ctx, ast.Load):
+            self.reads.loads.add(node.id)

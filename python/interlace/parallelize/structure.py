@@ -11,6 +11,7 @@ from .feed_forward import find_feed_forward
 from .heads import attention_block
 from .plan import Block, Place, Plan, Step, matches
 from .source import calls
+from .vocabulary import add_vocabulary
 
 __all__ = ["FINDERS", "Finder", "auto_plan"]
 
@@ -54,6 +55,7 @@ def auto_plan(model: nn.Module, place: Place) -> Plan:
         _check_covered(model, plan, stack, modules)
         if place.sequence_parallel:
             _add_sequence(model, plan, stack, modules, blocks)
+    add_vocabulary(model, plan, modules)
     plan.sources = dict.fromkeys(plan.steps, "structure")
     return plan
 

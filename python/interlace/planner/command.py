@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from .architecture import Architecture, config_names, read_architecture
+from .architecture import Architecture, config_names, read_architecture, read_config
 from .cluster import Cluster, preset_names, read_cluster
 from .explain import explain
 from .layout import Layout
@@ -41,7 +43,10 @@ class OneLineCommand(click.Command):
 
 @dataclass(frozen=True)
 class Answer:
-    """Everything the outputs (table, JSON, picture, page) are made of; layouts are ranked, the first is the best."""
+    """Everything the outputs (table, JSON, picture, page) are made of; layouts are ranked, the first is the best.
+
+    config: the model's config where it came as text or by name, and no file can be named.
+    """
 
     model: str
     arch: Architecture
@@ -50,6 +55,7 @@ class Answer:
     gpus: int
     headroom: float
     layouts: list[Layout]
+    config: Mapping[str, Any] | None = None
 
     @property
     def limit(self) -> float:
@@ -61,17 +67,19 @@ class Answer:
         """Source of a program that runs the best layout."""
         per_node = self.cluster.devices_per_node
         if isinstance(self.workload, Serving):
-            return serving_snippet(self.layouts[0], per_node)
-        return training_snippet(self.layouts[0], self.workload, self.arch.layers, per_node)
+            return serving_snippet(self.layouts[0], per_node, self.config)
+        return training_snippet(self.layouts[0], self.workload, self.arch.layers, per_node, self.config)
 
     @property
     def commands(self) -> list[str]:
         """Command lines that start the program and, for training, `interlace train`."""
         per_node, best = self.cluster.devices_per_node, self.layouts[0]
+        argument = f" {shlex.quote(self.model)}" if self.config is None else ""
         if isinstance(self.workload, Serving):
-            return [launch_line(Layout(1, best.tp, best.pp, 1), per_node, f"serve.py {self.model}")]
-        lines = [launch_line(best, per_node, f"layout.py {self.model}")]
-        return [*lines, train_line(best, self.workload, per_node, self.model)]
+            return [launch_line(Layout(1, best.tp, best.pp, 1), per_node, f"serve.py{argument}")]
+        lines = [launch_line(best, per_node, f"layout.py{argument}")]
+        trained = train_line(best, self.workload, per_node, self.model)
+        return [*lines, *([trained] if trained else [])]
 
 
 def _one_of(names: Any) -> str:
@@ -131,10 +139,6 @@ def plan_command(**options: Any) -> None:
 
 def _answer(options: dict[str, Any]) -> None:
     answer = solve(options)
-    if options["as_json"]:
-        click.echo(json.dumps(as_record(answer, options["top"], options["explained"]), indent=1))
-    else:
-        _print(answer, options["top"], options["explained"])
     if options["snippet"]:
         Path(options["snippet"]).write_text(answer.program, encoding="utf-8")
     if options["plot"]:
@@ -145,6 +149,10 @@ def _answer(options: dict[str, Any]) -> None:
         from .page import write_page
 
         write_page(answer, options["html"], options["top"])
+    if options["as_json"]:
+        click.echo(json.dumps(as_record(answer, options["top"], options["explained"]), indent=1))
+    else:
+        _print(answer, options["top"], options["explained"])
 
 
 def solve(options: dict[str, Any]) -> Answer:
@@ -154,24 +162,25 @@ def solve(options: dict[str, Any]) -> Answer:
             raise ValueError(f"plan: --{name} is missing")
     if options["top"] < 1:
         raise ValueError(f"plan: --top {options['top']} must be at least 1")
-    name, source = _model(options["model"])
+    name, source, config = _model(options["model"])
     arch, cluster = read_architecture(source), read_cluster(options["cluster"])
     workload = _serving(options) if options["serving"] else _training(options)
     given = {"serving": workload} if isinstance(workload, Serving) else {"training": workload}
     gpus, headroom = options["gpus"], options["headroom"]
     layouts = plan(arch, cluster=cluster, gpus=gpus, headroom=headroom, **given)
-    return Answer(name, arch, cluster, workload, gpus, headroom, layouts)
+    return Answer(name, arch, cluster, workload, gpus, headroom, layouts, config)
 
 
-def _model(text: str) -> tuple[str, Any]:
-    """(name, source) of --model, which may be the JSON text of a config."""
+def _model(text: str) -> tuple[str, Any, Mapping[str, Any] | None]:
+    """(name, source, config) of --model; the config where there is no file to name: JSON text or a shipped name."""
     if not text.lstrip().startswith("{"):
-        return text, text
+        shipped = text.lower() in config_names() and not Path(text).exists()
+        return text, text, read_config(text) if shipped else None
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"plan: --model is not JSON: {error}") from error
-    return str(config.get("model_type", "config.json")), config
+    return str(config.get("model_type", "config.json")), config, config
 
 
 def _training(options: dict[str, Any]) -> Training:

@@ -238,7 +238,7 @@ def _smallest(arch: Architecture, cluster: Cluster, training: Training, gpus: in
 
 
 def _leanest(arch: Architecture, cluster: Cluster, training: Training, gpus: int, limit: float) -> Layout:
-    """The legal layout that needs the least memory; where several fit, the one with the least tp and recomputation."""
+    """The legal layout that needs the least memory; where several fit, the least cp, tp and recomputation."""
     memory = MemoryModel(arch, cluster, training, limit)
     best: tuple[tuple[float, ...], Layout] | None = None
     for mesh in legal_layouts(arch, cluster, training, gpus):
@@ -248,7 +248,7 @@ def _leanest(arch: Architecture, cluster: Cluster, training: Training, gpus: int
         for zero, recompute in product(stages, (training.recompute,) if training.recompute else RECOMPUTES):
             layout = replace(mesh, zero=zero, recompute=recompute)
             size = memory.fullest(layout)
-            order = (float(layout.tp), float(RECOMPUTES.index(recompute)), size)
+            order = (float(layout.cp), float(layout.tp), float(RECOMPUTES.index(recompute)), size)
             rank = (0.0, *order) if size <= limit else (1.0, size)
             if best is None or rank < best[0]:
                 best = (rank, layout)

@@ -122,7 +122,9 @@ def _smallest(
     count = gpus
     while count < 64 * gpus and (cluster.fabric is not None or 2 * count <= cluster.devices_per_node):
         count *= 2
-        for tp, pp in sorted(_splits(arch, cluster, count, Counter()), key=lambda split: split[0] * split[1]):
+        for tp, pp in sorted(
+            _splits(arch, cluster, count, Counter()), key=lambda split: (split[0] * split[1], split[1])
+        ):
             if replica(arch, cluster, serving, tp, pp, limit).requests(serving.context):
                 return text + f"smallest that fits is {tp * pp} GPUs: tp{tp} pp{pp}"
     return text + "shorten the prompt, quantise the weights, or take devices with more memory"

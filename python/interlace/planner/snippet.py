@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 from .layout import Layout
 from .pipeline import stage_layers
@@ -45,7 +47,8 @@ class Stage(nn.Module):
 
     def forward(self, x):
         given = {"inputs_embeds": x} if x.is_floating_point() else {"input_ids": x}
-        return self.model.lm_head(self.model.get_decoder()(**given, use_cache=False).last_hidden_state)
+        with torch.autocast(device, DTYPE, enabled=AUTOCAST):
+            return self.model.lm_head(self.model.get_decoder()(**given, use_cache=False).last_hidden_state)
 
 '''
 
@@ -67,6 +70,7 @@ def batch(sequences):
 def loss_of(logits, labels):
     return nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
 
+
 '''
 
 
@@ -80,7 +84,12 @@ def launch_line(layout: Layout, per_node: int, program: str) -> str:
 
 
 def train_line(layout: Layout, training: Training, per_node: int, model: str) -> str:
-    """The command that runs the layout with `interlace train` for 20 steps and writes run.json."""
+    """The command that runs the layout with `interlace train` for 20 steps and writes run.json.
+
+    "" for what that trainer does not run: context or expert parallelism, selective recomputation, zero-bubble.
+    """
+    if layout.cp > 1 or layout.ep > 1 or layout.recompute == "selective" or layout.schedule == "zero_bubble":
+        return ""
     options = {
         "model": shlex.quote(model),
         "dp": layout.dp,
@@ -100,17 +109,26 @@ def train_line(layout: Layout, training: Training, per_node: int, model: str) ->
         "out": "run.json",
     }
     words = " ".join(f"--{name} {value}" for name, value in options.items())
+    if layout.world_size <= per_node:
+        return f"interlace train {words}"  # starts the processes of one machine itself
     return launch_line(layout, per_node, f"-m interlace.train {words}")
 
 
-def training_snippet(layout: Layout, training: Training, layers: int, per_node: int = 8) -> str:
+def training_snippet(
+    layout: Layout,
+    training: Training,
+    layers: int,
+    per_node: int = 8,
+    config: Mapping[str, Any] | None = None,
+) -> str:
     """Python source that trains on random tokens for three steps under the layout and prints the loss.
 
-    It takes the folder of a Hugging Face config (or a config.json) as its argument and is started by `launch_line`.
-    layers: of the model. With cp > 1 it uses torch's context_parallel, whose attention needs CUDA.
+    It is started by `launch_line`. config: the Hugging Face config to write into the program; without it the program
+    takes the config's folder (or config.json) as its argument. layers: of the model. With cp > 1 it uses torch's
+    context_parallel, whose attention needs CUDA.
     """
     body = _staged(layout, training, layers) if layout.pp > 1 else _whole(layout, training)
-    return _header(layout, training, per_node) + body + _FOOTER
+    return _header(layout, training, per_node, config) + body + _FOOTER
 
 
 _FOOTER = """    if dist.get_rank() == dist.get_world_size() - 1:
@@ -119,35 +137,44 @@ dist.destroy_process_group()
 """
 
 
-def _imports(layout: Layout) -> list[str]:
-    lines = ["import sys", "", "import torch", "import torch.distributed as dist", "from torch import nn"]
+def _imports(layout: Layout, argument: bool) -> list[str]:
+    lines = ["import torch", "import torch.distributed as dist", "from torch import nn"]
     lines.append("from torch.distributed.device_mesh import init_device_mesh")
     if layout.zero:
         lines.append("from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard")
     if layout.pp > 1:
-        lines.insert(0, "import copy")
         lines.append(
             f"from torch.distributed.pipelining import PipelineStage, {_SCHEDULE_CLASS[layout.schedule]}"
         )
     if layout.cp > 1:
         lines.append("from torch.distributed.tensor.experimental import context_parallel")
+    standard = ["import copy"] * (layout.pp > 1) + ["import sys"] * argument
+    lines = [*standard, *([""] if standard else []), *lines]
     return [*lines, "from transformers import AutoConfig, AutoModelForCausalLM", "", "import interlace", ""]
 
 
-def _header(layout: Layout, training: Training, per_node: int) -> str:
+def _config_line(config: Mapping[str, Any] | None) -> str:
+    if config is None:
+        return "config = AutoConfig.from_pretrained(sys.argv[1])"
+    fields = {"model_type": config["model_type"], **config}
+    body = "".join(f"    {name}={value!r},\n" for name, value in fields.items() if name.isidentifier())
+    return f"config = AutoConfig.for_model(\n{body})"
+
+
+def _header(layout: Layout, training: Training, per_node: int, config: Mapping[str, Any] | None) -> str:
     order = [axis.name for axis in layout.placement] or ["pp", "dp", "cp", "tp"]
     sizes = ", ".join(str(getattr(layout, name)) for name in order)
     names = ", ".join(f'"{name}"' for name in order)
     lines = [
         f'"""{layout.name}, ZeRO-{layout.zero}. Start it with:',
-        f"{launch_line(layout, per_node, 'layout.py CONFIG')}",
+        f"{launch_line(layout, per_node, 'layout.py' if config else 'layout.py CONFIG')}",
         '"""',
         "",
-        *_imports(layout),
+        *_imports(layout, config is None),
         f"MICROBATCH, MICROBATCHES, SEQ, STEPS = {layout.microbatch}, {layout.microbatches}, {training.seq}, 3",
         'device = "cuda" if torch.cuda.is_available() else "cpu"',
         f"mesh = init_device_mesh(device, ({sizes}), mesh_dim_names=({names}))",
-        "config = AutoConfig.from_pretrained(sys.argv[1])",
+        _config_line(config),
         "",
     ]
     return "\n".join(lines)
@@ -194,6 +221,7 @@ def _whole(layout: Layout, training: Training) -> str:
         inner.append(f"model.set_requires_gradient_sync({wanted})")
     compute = [f"loss = loss_of({call}.logits, labels)", "(loss / MICROBATCHES).backward()"]
     if not layout.zero and training.dtype != "fp32":
+        # plain fp32 parameters, their fp32 gradients and moments: the 16 bytes per parameter of mixed precision
         compute[0:1] = [
             f"with torch.autocast(device, {_TORCH_DTYPES[training.dtype]}):",
             f"    {compute[0]}",
@@ -236,7 +264,9 @@ def _staged(layout: Layout, training: Training, layers: int) -> str:
         run.append('    with context_parallel(mesh["cp"], buffers=[ids, labels], buffer_seq_dims=[1, 1]):')
     return (
         f"PARTS = [{parts}]\n\n"
-        + _STAGE
+        + _STAGE.replace("DTYPE", _TORCH_DTYPES[training.dtype]).replace(
+            "AUTOCAST", str(not layout.zero and training.dtype != "fp32")
+        )
         + '\nstages = []\nfor number in range(mesh.get_local_rank("pp"), len(PARTS), mesh["pp"].size()):\n'
         + "".join(f"    {line}\n" for line in body)
         + _DATA
@@ -259,16 +289,15 @@ def _schedule_step(layout: Layout) -> list[str]:
     ]
 
 
-def serving_snippet(layout: Layout, per_node: int = 8) -> str:
+def serving_snippet(layout: Layout, per_node: int = 8, config: Mapping[str, Any] | None = None) -> str:
     """Python source that generates with the tensor-parallel ranks of one replica; each replica is its own launch."""
     one = Layout(1, layout.tp, layout.pp, 1)
     lines = [
         f'"""One of {layout.dp} replicas of tp{layout.tp}. Start each with:',
-        launch_line(one, per_node, "serve.py CONFIG"),
+        launch_line(one, per_node, "serve.py" if config else "serve.py CONFIG"),
         '"""',
         "",
-        "import sys",
-        "",
+        *([] if config else ["import sys", ""]),
         "import torch",
         "import torch.distributed as dist",
         "from torch.distributed.device_mesh import init_device_mesh",
@@ -278,7 +307,7 @@ def serving_snippet(layout: Layout, per_node: int = 8) -> str:
         "",
         'device = "cuda" if torch.cuda.is_available() else "cpu"',
         f'mesh = init_device_mesh(device, ({layout.tp},), mesh_dim_names=("tp",))',
-        "config = AutoConfig.from_pretrained(sys.argv[1])",
+        _config_line(config),
         "torch.manual_seed(0)  # all ranks hold equal weights; from_pretrained loads real ones",
         "model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()",
         'model = interlace.parallelize(model, mesh["tp"]).to(device)',

@@ -6,7 +6,9 @@ __all__ = ["count", "duration", "gigabytes", "rate"]
 
 
 def gigabytes(size: float) -> str:
-    """Bytes in decimal gigabytes: 12.3 GB; below 0.1 GB in megabytes."""
+    """Bytes in decimal gigabytes: 12.3 GB; below 0.1 GB in megabytes, from 1000 GB in terabytes."""
+    if abs(size) >= 1e12:
+        return f"{size / 1e12:.2f} TB"
     return f"{size / 1e9:.1f} GB" if abs(size) >= 1e8 else f"{size / 1e6:.1f} MB"
 
 

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["SplitForward", "check_untouched", "distribute", "local"]
+__all__ = ["SplitForward", "check_untouched", "distribute", "local", "run_with"]
 
 _SPLIT_INTO = "_interlace_split_into"  # on an unsplit parameter: the DTensor it became, for those tied to it
 
@@ -22,6 +22,16 @@ def local(param: Tensor | None) -> Tensor | None:
     parameter.
     """
     return param.to_local() if isinstance(param, DTensor) else param
+
+
+def run_with(module: nn.Module, params: dict[str, Tensor | None], args: Any, kwargs: Any) -> Any:
+    """The forward of the module's class, for the length of the call with `params` in place of its own."""
+    own = dict(module._parameters)
+    module._parameters.update(params)  # type: ignore[arg-type]
+    try:
+        return type(module).forward(module, *args, **kwargs)
+    finally:
+        module._parameters.update(own)
 
 
 class SplitForward:
@@ -65,7 +75,7 @@ def _held_by_module(param: Tensor) -> bool:
     return False
 
 
-def check_untouched(op: str, module: nn.Module, split: type[SplitForward] | None = None) -> None:
+def check_untouched(op: str, module: nn.Module) -> None:
     """Raise ValueError when `module` has a style already, or a forward of its own, or sharded parameters."""
     replaced = vars(module).get("forward")
     if isinstance(replaced, SplitForward):
@@ -108,11 +118,20 @@ def distribute(
             continue
         split = getattr(param, _SPLIT_INTO, None)
         if split is None:
-            split = nn.Parameter(
-                distribute_tensor(param.detach(), mesh, [placements[name]], src_data_rank=src_data_rank),
-                requires_grad=param.requires_grad,
-            )
+            placed = _placed(param.detach(), placements[name], mesh, src_data_rank)
+            split = nn.Parameter(placed, requires_grad=param.requires_grad)
             setattr(param, _SPLIT_INTO, split)
         module._parameters[name] = split
         forward.unsplit[name] = weakref.ref(param)
     module.forward = forward  # type: ignore[assignment]
+
+
+def _placed(whole: Tensor, placement: Placement, mesh: DeviceMesh, src_data_rank: int | None) -> DTensor:
+    """As distribute_tensor, but a shard owns its memory: a view would keep the whole alive, and deepcopy refuses it."""
+    split = distribute_tensor(whole, mesh, [placement], src_data_rank=src_data_rank)
+    part = split.to_local()
+    if part.is_meta or part.untyped_storage().nbytes() == part.numel() * part.element_size():
+        return split
+    return DTensor.from_local(
+        part.clone(), mesh, [placement], run_check=False, shape=split.shape, stride=split.stride()
+    )

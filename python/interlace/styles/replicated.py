@@ -13,9 +13,9 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from .. import functional
 from ..groups import resolve
-from .parameters import SplitForward, check_untouched, distribute, local
+from .parameters import SplitForward, check_untouched, distribute, local, run_with
 
-__all__ = ["Replicated", "SequenceNorm"]
+__all__ = ["Replicated", "ReplicatedForward", "SequenceNorm"]
 
 
 class ReplicatedForward(SplitForward):
@@ -28,16 +28,10 @@ class ReplicatedForward(SplitForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns for these arguments."""
         self.check_ties()
-        params = self.module._parameters
-        placed = dict(params)
-        plain = {name: local(param) for name, param in placed.items()}
+        plain = {name: local(param) for name, param in self.module._parameters.items()}
         if self.summed and torch.is_grad_enabled():
             plain |= _summed(plain, self.group_name)
-        params.update(plain)
-        try:
-            return type(self.module).forward(self.module, *args, **kwargs)
-        finally:
-            params.update(placed)
+        return run_with(self.module, plain, args, kwargs)
 
 
 def _summed(params: Mapping[str, Tensor | None], group_name: str) -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from .paths import Path, backend, last_path
 from .planner import Layout, plan
 
 if TYPE_CHECKING:
-    from . import hf, styles
+    from . import context_parallel, hf, styles
     from .symm_mem_ops import provide_symm_mem_ops
 
 __version__ = "0.1.0"
@@ -51,6 +51,7 @@ __all__ = [
     "VocabParallelHead",
     "__version__",
     "backend",
+    "context_parallel",
     "count_ops",
     "destroy",
     "functional",
@@ -72,7 +73,7 @@ __all__ = [
 ]
 
 # loaded when first named: they import DTensor, which takes half as long as torch itself
-_LATER = {"hf": "", "provide_symm_mem_ops": "symm_mem_ops", "styles": ""}
+_LATER = {"context_parallel": "", "hf": "", "provide_symm_mem_ops": "symm_mem_ops", "styles": ""}
 
 
 def __getattr__(name: str) -> Any:

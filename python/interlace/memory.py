@@ -7,19 +7,23 @@ from dataclasses import dataclass
 import torch
 
 from ._native import _C
+from .windows import window_bytes
 
 __all__ = ["GroupMemory", "MemoryReport", "memory_report"]
 
 
 @dataclass(frozen=True)
 class GroupMemory:
-    """One group's segment on this rank, bytes: control page and two halves of staging."""
+    """One group's memory on this rank, bytes: segment (control page and two halves of staging), and the window of
+    context-parallel attention.
+    """
 
     group: str
     rank: int
     world_size: int
     segment_bytes: int
     half_bytes: int
+    window_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,11 @@ class MemoryReport:
 
     @property
     def total_bytes(self) -> int:
-        return sum(g.segment_bytes for g in self.groups) + self.scratch_bytes + self.packed_bytes
+        return (
+            sum(g.segment_bytes + g.window_bytes for g in self.groups)
+            + self.scratch_bytes
+            + self.packed_bytes
+        )
 
     def __str__(self) -> str:
         mib = 1 << 20
@@ -40,6 +48,7 @@ class MemoryReport:
         lines += [
             f"  group {g.group!r} (rank {g.rank} of {g.world_size}): {g.segment_bytes / mib:.1f} MiB shared, "
             f"2 x {g.half_bytes / mib:.1f} MiB of staging"
+            + (f", {g.window_bytes / mib:.1f} MiB window" if g.window_bytes else "")
             for g in self.groups
         ]
         lines.append(f"  scratch of the kernels: {self.scratch_bytes / mib:.1f} MiB")
@@ -55,6 +64,13 @@ def memory_report() -> MemoryReport:
     for name in _C.group_names():
         info = _C.describe_group(name)
         groups.append(
-            GroupMemory(name, info["rank"], info["world_size"], info["segment_bytes"], info["half_bytes"])
+            GroupMemory(
+                name,
+                info["rank"],
+                info["world_size"],
+                info["segment_bytes"],
+                info["half_bytes"],
+                window_bytes(name),
+            )
         )
     return MemoryReport(tuple(groups), torch.ops.interlace.engine_info()[3], packed_bytes())

@@ -28,7 +28,10 @@ class Case:
     def draw(self, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k, v and the gradient of the output, the same on all ranks."""
         generator = torch.Generator().manual_seed(seed)
-        shapes = [(self.batch, h, self.tokens, self.width) for h in (self.heads, self.kv_heads, self.kv_heads, self.heads)]
+        shapes = [
+            (self.batch, h, self.tokens, self.width)
+            for h in (self.heads, self.kv_heads, self.kv_heads, self.heads)
+        ]
         q, k, v, grad = (torch.randn(shape, generator=generator).to(self.dtype) for shape in shapes)
         return q * self.factor, k, v, grad
 
@@ -66,8 +69,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, mask: Tensor, dtype
     scores = scores.masked_fill(~mask, float("-inf"))
     out = scores.softmax(-1) @ values
     grads = torch.autograd.grad(out, leaves, grad.to(dtype))
-    return Result(out.detach(), scores.detach().float().logsumexp(-1) if dtype != torch.float64 else
-                  scores.detach().logsumexp(-1), grads)
+    return Result(
+        out.detach(),
+        scores.detach().float().logsumexp(-1) if dtype != torch.float64 else scores.detach().logsumexp(-1),
+        grads,
+    )
 
 
 def held(layout: str, case: Case, world_size: int, rank: int) -> Tensor:

@@ -46,7 +46,12 @@ def ours(fn: Callable, case: Case, layout: str, rank: int, world_size: int) -> V
     mine = held(layout, case, world_size, rank)
     leaves = [t[:, :, mine].clone().requires_grad_() for t in inputs]
     out, lse = fn(
-        *leaves, causal=case.causal, window=case.window, cu_seqlens=case.cu_seqlens, layout=layout, return_lse=True
+        *leaves,
+        causal=case.causal,
+        window=case.window,
+        cu_seqlens=case.cu_seqlens,
+        layout=layout,
+        return_lse=True,
     )
     if lse.requires_grad:
         raise AssertionError("the log-sum-exp takes no gradient, and must say so")
@@ -67,10 +72,14 @@ def exact_everywhere(rank: int, world_size: int, backend: str) -> None:
     with interlace.backend(backend):
         for case, layout, (name, fn) in itertools.product(CASES, LAYOUTS, ALGORITHMS.items()):
             got = ours(fn, case, layout, rank, world_size)
-            for what, a, b in zip(NAMES, got, wanted(case, torch.float64, held(layout, case, world_size, rank)), strict=True):
+            for what, a, b in zip(
+                NAMES, got, wanted(case, torch.float64, held(layout, case, world_size, rank)), strict=True
+            ):
                 limit = 1e-11 * (1 + b.abs().max().item())
                 if a.shape != b.shape or not (a - b).abs().max().item() < limit:
-                    raise AssertionError(f"{what} of {name}, {layout}, {case}: off by {(a - b).abs().max():.2e}")
+                    raise AssertionError(
+                        f"{what} of {name}, {layout}, {case}: off by {(a - b).abs().max():.2e}"
+                    )
 
 
 def mixed(rank: int, world_size: int) -> None:
@@ -79,9 +88,13 @@ def mixed(rank: int, world_size: int) -> None:
         fn = functools.partial(il.hierarchical_attention, mesh=mesh)
         for case, layout in itertools.product(CASES[:6], LAYOUTS):
             got = ours(fn, case, layout, rank, world_size)
-            for what, a, b in zip(NAMES, got, wanted(case, torch.float64, held(layout, case, world_size, rank)), strict=True):
+            for what, a, b in zip(
+                NAMES, got, wanted(case, torch.float64, held(layout, case, world_size, rank)), strict=True
+            ):
                 if not (a - b).abs().max().item() < 1e-11 * (1 + b.abs().max().item()):
-                    raise AssertionError(f"{what} over {shape}, {layout}, {case}: off by {(a - b).abs().max():.2e}")
+                    raise AssertionError(
+                        f"{what} over {shape}, {layout}, {case}: off by {(a - b).abs().max():.2e}"
+                    )
 
 
 def within_bounds(rank: int, world_size: int) -> None:
@@ -95,7 +108,13 @@ def within_bounds(rank: int, world_size: int) -> None:
         mine = held("zigzag", case, world_size, rank)
         got = ours(fn, case, "zigzag", rank, world_size)
         exact, same = wanted(case, torch.float64, mine), sdpa(case, mine)
-        for what, a, e, s in zip(("out", "grad_q", "grad_k", "grad_v"), (got[0], *got[2:]), (exact[0], *exact[2:]), same, strict=True):
+        for what, a, e, s in zip(
+            ("out", "grad_q", "grad_k", "grad_v"),
+            (got[0], *got[2:]),
+            (exact[0], *exact[2:]),
+            same,
+            strict=True,
+        ):
             oracle.check_close(f"{what} of {name} {dtype} {width}", a, e, s)
         if got[1].dtype != torch.float32 or not (got[1] - exact[1]).abs().max() < 2e-2:
             raise AssertionError(f"lse of {name} {dtype} {width}")
@@ -155,7 +174,9 @@ def under_autocast(rank: int, world_size: int) -> None:
 def compiled(rank: int, world_size: int) -> None:
     case = Case(dtype=torch.float32)
     for name, fn in ALGORITHMS.items():
-        whole = torch.compile(functools.partial(fn, causal=True, layout="zigzag"), fullgraph=True, backend="aot_eager")
+        whole = torch.compile(
+            functools.partial(fn, causal=True, layout="zigzag"), fullgraph=True, backend="aot_eager"
+        )
         values = []
         for call in (functools.partial(fn, causal=True, layout="zigzag"), whole):
             *inputs, grad = (t[:, :, held("zigzag", case, world_size, rank)] for t in case.draw())

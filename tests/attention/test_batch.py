@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -53,7 +55,7 @@ def test_every_token_and_its_label(world_size: int) -> None:
         ends = documents or (0, length)
         wanted = sorted(
             (i - begin, 100 + i, 101 + i)
-            for begin, end in zip(ends, ends[1:], strict=False)
+            for begin, end in itertools.pairwise(ends)
             for i in range(begin, end - 1)
         )
         assert found == wanted

@@ -68,13 +68,21 @@ def to_tokens(rank: int, size: int, backend: str) -> None:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     batch, tokens = 2, 5
-    x, weight, bias, grad = draw(batch, size * tokens, 12), draw(6, 12), draw(6), draw(batch, size * tokens, 6)
+    x, weight, bias, grad = (
+        draw(batch, size * tokens, 12),
+        draw(6, 12),
+        draw(6),
+        draw(batch, size * tokens, 6),
+    )
     features = partition(12, size)
     whole = [t.clone().requires_grad_() for t in (x, weight, bias)]
     exact = whole[0] @ whole[1].t() + whole[2]
     exact.backward(grad)
     mine = slice(rank * tokens, (rank + 1) * tokens)
-    own = [x[..., slice(*features[rank])].clone().requires_grad_(), *(t.clone().requires_grad_() for t in (weight, bias))]
+    own = [
+        x[..., slice(*features[rank])].clone().requires_grad_(),
+        *(t.clone().requires_grad_() for t in (weight, bias)),
+    ]
     with interlace.backend(backend):
         out = il.all_to_all_linear(own[0], own[1], own[2], features=features, group=None)
         out.backward(grad[:, mine])
@@ -94,7 +102,9 @@ def every_mistake(rank: int, size: int) -> list[str]:
         lambda: il.linear_all_to_all(x, [weight], [None], features=[[(0, 3), (3, 7)]], group=None),
         lambda: il.linear_all_to_all(x[:, : 4 - rank], [weight], [None], features=[halves], group=None),
         lambda: il.all_to_all_linear(x[..., : 4 - rank], weight, features=[(0, 4), (5, 8)], group=None),
-        lambda: il.all_to_all_linear(x[:, :3], weight, features=[(0, 8), (8, 8)][:: 1 - 2 * rank], group=None),
+        lambda: il.all_to_all_linear(
+            x[:, :3], weight, features=[(0, 8), (8, 8)][:: 1 - 2 * rank], group=None
+        ),
     ]
     texts = []
     for call in calls:

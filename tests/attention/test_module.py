@@ -60,7 +60,9 @@ def forward_backward(rank: int, world_size: int, algorithm: str) -> None:
         module = build(algorithm, layout, case, world_size)
         whole = copy.deepcopy(module)
         generator = torch.Generator().manual_seed(1)
-        x, grad = (torch.randn(case.batch, 48, HIDDEN, generator=generator, dtype=torch.float64) for _ in range(2))
+        x, grad = (
+            torch.randn(case.batch, 48, HIDDEN, generator=generator, dtype=torch.float64) for _ in range(2)
+        )
         exact_x = x.clone().requires_grad_()
         exact = unsplit(whole, exact_x, case)
         exact.backward(grad)

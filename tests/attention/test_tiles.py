@@ -40,7 +40,12 @@ def seen_by(tile: Tile) -> torch.Tensor:
 def test_tiles_cover_the_mask_once(layout: str, world_size: int) -> None:
     for case in MASKS:
         work = work_of(
-            layout, case.tokens, world_size, causal=case.causal, window=case.window, cu_seqlens=case.cu_seqlens
+            layout,
+            case.tokens,
+            world_size,
+            causal=case.causal,
+            window=case.window,
+            cu_seqlens=case.cu_seqlens,
         )
         mask = case.mask()
         for rank in range(world_size):

@@ -47,7 +47,9 @@ class ContextAttention:
                 f"expected one of {', '.join(names)}"
             )
         if self.layout not in LAYOUTS:
-            raise ValueError(f"context parallel: layout={self.layout!r}; expected one of {', '.join(LAYOUTS)}")
+            raise ValueError(
+                f"context parallel: layout={self.layout!r}; expected one of {', '.join(LAYOUTS)}"
+            )
 
     @property
     def rank_and_size(self) -> tuple[int, int]:
@@ -66,7 +68,9 @@ class ContextAttention:
             return self.mesh
         assert isinstance(self.mesh, DeviceMesh)  # __post_init__ saw to it
         if self.mesh.mesh_dim_names is None:
-            raise ValueError("context parallel: decoding over a mesh of two axes needs mesh_dim_names on the mesh")
+            raise ValueError(
+                "context parallel: decoding over a mesh of two axes needs mesh_dim_names on the mesh"
+            )
         return self.mesh._flatten()
 
     def __call__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -93,14 +94,18 @@ def shard_batch(
     _apply_mask(tensors, causal)
     dims = _dims(tensors, length, buffers or {})
     ends, padded, source = _padded(layout, info, length, documents, causal, tensors)
-    sources = tuple(source[_positions(layout, padded, info.world_size, r, ends)] for r in range(info.world_size))
+    sources = tuple(
+        source[_positions(layout, padded, info.world_size, r, ends)] for r in range(info.world_size)
+    )
     _add_positions(tensors, dims, length, documents)
     _add_shifted(tensors, dims, documents)
     fills = {**PADDING, **(padding or {})}
     own = sources[info.rank]
     inputs = {n: _take(t, dims[n], own, fills.get(n, 0)) if n in dims else t for n, t in tensors.items()}
     if "shift_labels" in tensors:
-        inputs["num_items_in_batch"] = (tensors["shift_labels"] != IGNORE).sum().clamp(min=1) / info.world_size
+        inputs["num_items_in_batch"] = (tensors["shift_labels"] != IGNORE).sum().clamp(
+            min=1
+        ) / info.world_size
     if ends is not None:
         lengths = torch.tensor(ends, dtype=torch.int32)
         inputs["cu_seq_lens_q"] = inputs["cu_seq_lens_k"] = lengths
@@ -114,7 +119,9 @@ def _length(tensors: Mapping[str, Tensor]) -> int:
             if tensors[name].dim() < 2:
                 raise ValueError(f"shard_batch: {name} is {list(tensors[name].shape)}; expected [B, S, ..]")
             return tensors[name].shape[1]
-    raise ValueError("shard_batch: the batch has neither input_ids nor inputs_embeds, which say how long it is")
+    raise ValueError(
+        "shard_batch: the batch has neither input_ids nor inputs_embeds, which say how long it is"
+    )
 
 
 def _documents(
@@ -173,13 +180,18 @@ def _dims(tensors: Mapping[str, Tensor], length: int, buffers: Mapping[str, int]
 
 
 def _padded(
-    layout: str, info: GroupInfo, length: int, documents: list[int] | None, causal: bool, tensors: Mapping[str, Tensor]
+    layout: str,
+    info: GroupInfo,
+    length: int,
+    documents: list[int] | None,
+    causal: bool,
+    tensors: Mapping[str, Tensor],
 ) -> tuple[tuple[int, ...] | None, int, Tensor]:
     """Ends of the padded documents, the padded length, and the token at every place of it (-1: padding)."""
     unit = 2 * info.world_size if layout == "zigzag" else info.world_size
     if documents is not None and layout == "zigzag":
         ends, parts = [0], []
-        for begin, end in zip(documents, documents[1:], strict=False):
+        for begin, end in itertools.pairwise(documents):
             extra = -(end - begin) % unit
             parts += [torch.arange(begin, end), torch.full((extra,), -1)]
             ends.append(ends[-1] + end - begin + extra)
@@ -211,7 +223,7 @@ def _add_positions(
     if "position_ids" in tensors:
         return
     ends = documents or [0, length]
-    runs = [torch.arange(end - begin) for begin, end in zip(ends, ends[1:], strict=False)]
+    runs = [torch.arange(end - begin) for begin, end in itertools.pairwise(ends)]
     first = next(tensors[n] for n in ("input_ids", "inputs_embeds") if n in tensors)
     tensors["position_ids"] = torch.cat(runs).to(first.device).expand(first.shape[0], -1)
     dims["position_ids"] = 1

@@ -39,7 +39,7 @@ class ShardedKVCache:
         return positions
 
     def held(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values and positions on this rank; `like` [B, kv heads, tokens, D] gives the shape when there are none."""
+        """Keys, values and positions on this rank; without any, empty ones shaped as `like` [B, kv heads, .., D]."""
         if self.keys is None or self.values is None or self.positions is None:
             none = like.new_empty(like.shape[0], like.shape[1], 0, like.shape[3])
             return none, none, torch.zeros(0, dtype=torch.int64, device=like.device)

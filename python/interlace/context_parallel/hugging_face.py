@@ -90,7 +90,9 @@ def _check(
 ) -> None:
     reason = ""
     if mask is not None:
-        reason = f"got a mask {list(mask.shape)}; causal, window and documents are what a split sequence can have"
+        reason = (
+            f"got a mask {list(mask.shape)}; causal, window and documents are what a split sequence can have"
+        )
     elif dropout:
         reason = f"attention dropout {dropout} is not supported; set attention_dropout=0 in the config"
     elif query.shape[2] != key.shape[2]:

@@ -98,15 +98,17 @@ class ContextParallelAttention(nn.Module):
             return self._exchanged(x, positions, documents)
         q, k, v = self._projected(x)
         if positions is None:
-            positions = positions_of(self.attention.layout, x.shape[1] * size, size, documents)[rank].to(x.device)
+            positions = positions_of(self.attention.layout, x.shape[1] * size, size, documents)[rank].to(
+                x.device
+            )
         q, k = self._turned(q, k, positions)
         if cache is not None:
             if documents is not None or cache.length:
-                raise ValueError("ContextParallelAttention: a cache takes one prompt, without cu_seqlens, once")
+                raise ValueError(
+                    "ContextParallelAttention: a cache takes one prompt, without cu_seqlens, once"
+                )
             cache.add_shard(k, v, positions, x.shape[1] * size)
-        y = self.attention(
-            q, k, v, causal=self.causal, window=self.sliding_window, cu_seqlens=documents
-        )
+        y = self.attention(q, k, v, causal=self.causal, window=self.sliding_window, cu_seqlens=documents)
         out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
         return out
 
@@ -163,6 +165,9 @@ class ContextParallelAttention(nn.Module):
             window=self.sliding_window, cu_seqlens=documents,
         )  # fmt: skip
         return all_to_all_linear(
-            y.transpose(1, 2).flatten(2), self.o_proj.weight, self.o_proj.bias, features=queries, group=info.name
+            y.transpose(1, 2).flatten(2),
+            self.o_proj.weight,
+            self.o_proj.bias,
+            features=queries,
+            group=info.name,
         )
-

@@ -46,7 +46,9 @@ def work_of(
     cu_seqlens: Sequence[int] | None = None,
 ) -> Work:
     """The work of every rank on a sequence of `length` tokens. Raises ValueError when the length does not divide."""
-    problem = Problem.of_layout(layout, length, world_size, causal=causal, window=window, cu_seqlens=cu_seqlens)
+    problem = Problem.of_layout(
+        layout, length, world_size, causal=causal, window=window, cu_seqlens=cu_seqlens
+    )
     ranks = range(world_size)
     pairs = tuple(visible_pairs_of(problem, rank) for rank in ranks)
     local = length // world_size

@@ -6,6 +6,7 @@ there: one pass. Elsewhere the product is made rank by rank, each part on its wa
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -130,13 +131,11 @@ def _swap(out: Tensor, to: int, into: Tensor, of: int, group: dist.ProcessGroup)
     return dist.batch_isend_irecv(messages) if messages else []
 
 
-def _placed(
-    received: Sequence[Tensor], by_rank: Features, total: int, dtype: torch.dtype
-) -> Tensor:
+def _placed(received: Sequence[Tensor], by_rank: Features, total: int, dtype: torch.dtype) -> Tensor:
     """Features of every rank [B, s, n_r] -> [B, s, total]; places that several ranks give are summed."""
     sizes = [end - begin for begin, end in by_rank]
     shape = (*received[0].shape[:2], total)
-    if sum(sizes) == total and all(b == e for (_, b), (e, _) in zip(by_rank, by_rank[1:], strict=False)):
+    if sum(sizes) == total and all(b == e for (_, b), (e, _) in itertools.pairwise(by_rank)):
         whole = received[0].new_empty(shape, dtype=dtype)
         for part, (begin, end) in zip(received, by_rank, strict=True):
             whole[..., begin:end].copy_(part)
@@ -169,7 +168,9 @@ def _read(parts: list[Tensor], bounds: list[list[tuple[int, int]]], info: GroupI
         received.append([])
         for peer, (begin, end) in enumerate(by_rank):
             shape = (batch, everything, end - begin)
-            theirs = part if peer == rank else shared.tensor(peer, offsets[peer] * itemsize, shape, part.dtype)
+            theirs = (
+                part if peer == rank else shared.tensor(peer, offsets[peer] * itemsize, shape, part.dtype)
+            )
             offsets[peer] += batch * everything * (end - begin)
             received[-1].append(theirs.chunk(size, 1)[rank])
     return received
@@ -225,7 +226,7 @@ def _all_to_all_gemm(
     _meet_for([x], bounds, info)
     tokens = x.shape[1] // info.world_size
     cuts = [tokens * i // _PIECES for i in range(_PIECES + 1)]
-    started = [_start(x, by_rank, info, begin, end) for begin, end in zip(cuts, cuts[1:], strict=False)]
+    started = [_start(x, by_rank, info, begin, end) for begin, end in itertools.pairwise(cuts)]
     wholes, outs = [], []
     for works, received in started:
         for work in works:

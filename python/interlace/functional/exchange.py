@@ -141,7 +141,11 @@ def all_to_all_linear(
 
 
 def _misfit(
-    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], features: Sequence[Features], size: int
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    features: Sequence[Features],
+    size: int,
 ) -> str:
     """Why the arguments do not fit together; empty when they do."""
     if x.dim() != 3:
@@ -154,5 +158,7 @@ def _misfit(
         if bias is not None and bias.shape != weight.shape[:1]:
             return f"a weight {list(weight.shape)} with a bias {list(bias.shape)}"
         if len(mine) != size or any(not 0 <= b <= e <= weight.shape[0] for b, e in mine):
-            return f"features {list(mine)} are no slices of {weight.shape[0]} rows, one for each of {size} ranks"
+            return (
+                f"features {list(mine)} are no slices of {weight.shape[0]} rows, one for each of {size} ranks"
+            )
     return ""

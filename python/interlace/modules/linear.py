@@ -111,9 +111,7 @@ class ParallelLinear(SplitModule, nn.Linear):
     def parameter_layouts(self) -> dict[str, ParameterLayout]:
         """How the whole weight, and in a column linear the whole bias, are cut."""
         shape = (self.out_features, self.in_features)
-        layouts = {
-            "weight": ParameterLayout.of_shards(shape, self.split_dim, self.shards, self.group_name)
-        }
+        layouts = {"weight": ParameterLayout.of_shards(shape, self.split_dim, self.shards, self.group_name)}
         if self.bias is not None and self.split_dim == 0:
             layouts["bias"] = ParameterLayout.of_shards(shape[:1], 0, self.shards, self.group_name)
         return layouts

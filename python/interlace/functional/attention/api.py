@@ -73,7 +73,9 @@ def all_gather_attention(
     those of the whole sequence for a moment. Same arguments, result and errors.
     """
     options = _options(causal, scale, layout, window, cu_seqlens)
-    out, lse = context_attention(q, k, v, "all_gather_attention", "all_gather", *options, 1, resolve(group).name)
+    out, lse = context_attention(
+        q, k, v, "all_gather_attention", "all_gather", *options, 1, resolve(group).name
+    )
     return (out, lse) if return_lse else out
 
 
@@ -161,7 +163,14 @@ def _options(
 
 
 def _exchanged(
-    q: Tensor, k: Tensor, v: Tensor, op: str, inner: GroupInfo, ring: GroupInfo, options: Options, return_lse: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    op: str,
+    inner: GroupInfo,
+    ring: GroupInfo,
+    options: Options,
+    return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     causal, scale, layout, window, cu_seqlens = options
     if not torch.compiler.is_compiling():

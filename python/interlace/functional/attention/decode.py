@@ -67,7 +67,11 @@ def _misfit(
         return "pass query_positions and key_positions, or none of them"
     if queries is None and (q.shape[2] != 1 or window is not None):
         return f"{q.shape[2]} queries, window={window}: say which positions queries and keys have"
-    if queries is not None and keys is not None and (queries.shape, keys.shape) != (q.shape[2:3], k.shape[2:3]):
+    if (
+        queries is not None
+        and keys is not None
+        and (queries.shape, keys.shape) != (q.shape[2:3], k.shape[2:3])
+    ):
         return f"positions {list(queries.shape)} and {list(keys.shape)} for {q.shape[2]} queries, {k.shape[2]} keys"
     return ""
 
@@ -90,7 +94,9 @@ def _partial(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: flo
     if q.is_cuda:
         out, lse = kernels_cuda.forward(q, k, v, False, mask, scale)
     else:
-        out, lse = ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=mask, scale=scale)
+        out, lse = ATEN._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, False, attn_mask=mask, scale=scale
+        )
     if visible is not None:  # kernels differ in what they give for a row without keys
         blind = ~visible.any(1)
         out = out.masked_fill(blind.view(-1, 1), 0.0)

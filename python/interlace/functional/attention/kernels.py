@@ -32,7 +32,7 @@ class Accumulator:
         self._started: list[tuple[int, int]] = []  # rows that hold something
 
     def add(self, tile: Tile, k: Tensor, v: Tensor) -> None:
-        """Attend the queries of the tile to its keys; k, v [B, Hkv, T, D] are the block that the tile's columns count."""
+        """Attend the queries of the tile to its keys; its columns count in the block k, v [B, Hkv, T, D]."""
         if not self._q.numel():
             return
         q = self._q.narrow(2, tile.row, tile.rows)
@@ -85,7 +85,9 @@ def _mask(tile: Tile, q: Tensor) -> Tensor | None:
     if tile.band is None:
         return None
     low, high = tile.band
-    offset = torch.arange(tile.columns, device=q.device) - torch.arange(tile.rows, device=q.device).unsqueeze(1)
+    offset = torch.arange(tile.columns, device=q.device) - torch.arange(tile.rows, device=q.device).unsqueeze(
+        1
+    )
     hidden = (offset < low) | (offset > high)
     return q.new_zeros(tile.rows, tile.columns).masked_fill_(hidden, -math.inf)
 

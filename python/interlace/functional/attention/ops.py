@@ -69,7 +69,15 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, op: str, algorithm: str, *rest: An
 
 
 def _backward(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, op: str, algorithm: str, *rest: Any
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    op: str,
+    algorithm: str,
+    *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     problem, info = _problem(q, k, v, op, algorithm, *rest)
     agree(op, q, k, problem, info)
@@ -85,7 +93,9 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Ten
     return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=_wide(q))
 
 
-def _fake_backward(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_backward(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
@@ -108,6 +118,4 @@ for _name, _kernel, _fake in (
     _LIB.impl(_name, _kernel, "CPU")
     _LIB.impl(_name, _kernel, "CUDA")
     torch.library.register_fake(f"interlace::{_name}", _fake, lib=_LIB)
-torch.library.register_autograd(
-    "interlace::context_attention", _gradient, setup_context=_setup, lib=_LIB
-)
+torch.library.register_autograd("interlace::context_attention", _gradient, setup_context=_setup, lib=_LIB)

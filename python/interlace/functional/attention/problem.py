@@ -61,7 +61,8 @@ def visible_pairs_of(problem: Problem, rank: int) -> int:
     """(query, key) pairs of `rank` that the mask lets through."""
     keys = range(problem.world_size)
     return sum(
-        visible_pairs(problem.spans[rank], problem.spans[peer], problem.causal, problem.window) for peer in keys
+        visible_pairs(problem.spans[rank], problem.spans[peer], problem.causal, problem.window)
+        for peer in keys
     )
 
 
@@ -137,11 +138,15 @@ def problem_of(
     if not q.device == k.device == v.device:
         raise ValueError(f"{op}: q is on {q.device}, k on {k.device}, v on {v.device}; expected one device")
     if window is not None and (window < 1 or not causal):
-        raise ValueError(f"{op}: window={window} with causal={causal}; expected a window >= 1 and causal=True")
+        raise ValueError(
+            f"{op}: window={window} with causal={causal}; expected a window >= 1 and causal=True"
+        )
     if scale is not None and not (math.isfinite(scale) and scale != 0):
         raise ValueError(f"{op}: scale={scale}; expected a finite number, or None for 1/sqrt(head size)")
     if cu_seqlens is not None and batch != 1:
-        raise ValueError(f"{op}: cu_seqlens with a batch of {batch}; packed documents are one sequence, batch 1")
+        raise ValueError(
+            f"{op}: cu_seqlens with a batch of {batch}; packed documents are one sequence, batch 1"
+        )
     try:
         documents = None if cu_seqlens is None else tuple(cu_seqlens)
         spans = _spans(layout, length * world_size, world_size, inside, documents)
@@ -150,7 +155,15 @@ def problem_of(
     return Problem(spans, causal, window, 1 / math.sqrt(width) if scale is None else scale)
 
 
-_NAMES = ("batch", "query heads", "key/value heads", "tokens per rank", "head size", "dtype", "mask and scale")
+_NAMES = (
+    "batch",
+    "query heads",
+    "key/value heads",
+    "tokens per rank",
+    "head size",
+    "dtype",
+    "mask and scale",
+)
 
 
 def agree(op: str, q: Tensor, k: Tensor, problem: Problem, info: GroupInfo) -> None:
@@ -170,4 +183,6 @@ def agree(op: str, q: Tensor, k: Tensor, problem: Problem, info: GroupInfo) -> N
                     if name == _NAMES[-1]
                     else f"{name} ({first} and {value})"
                 )
-                raise ValueError(f"{op}: ranks 0 and {rank} differ in {told_of}; every rank makes the same call")
+                raise ValueError(
+                    f"{op}: ranks 0 and {rank} differ in {told_of}; every rank makes the same call"
+                )

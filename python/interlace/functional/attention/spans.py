@@ -6,6 +6,7 @@ spans, in the order in which its tensor holds them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,9 +34,7 @@ class Span:
         last = min(self.length, -(-(end - self.start) // self.step))
         if first >= last:
             return None
-        return Span(
-            self.offset + first, self.start + first * self.step, last - first, self.step, document
-        )
+        return Span(self.offset + first, self.start + first * self.step, last - first, self.step, document)
 
 
 def spans_of(
@@ -54,7 +53,7 @@ def spans_of(
     if layout == "zigzag":
         spans: list[Span] = []
         offset = 0
-        for document, (begin, end) in enumerate(zip(documents, documents[1:], strict=False)):
+        for document, (begin, end) in enumerate(itertools.pairwise(documents)):
             size = (end - begin) // (2 * world_size)
             for part in (rank, 2 * world_size - 1 - rank):
                 if size:
@@ -63,7 +62,7 @@ def spans_of(
         return spans
     local = length // world_size
     whole = Span(0, rank * local, local) if layout == "contiguous" else Span(0, rank, local, world_size)
-    cuts = [whole.cut(b, e, d) for d, (b, e) in enumerate(zip(documents, documents[1:], strict=False))]
+    cuts = [whole.cut(b, e, d) for d, (b, e) in enumerate(itertools.pairwise(documents))]
     return [span for span in cuts if span is not None]
 
 
@@ -91,7 +90,7 @@ def _check(layout: str, length: int, world_size: int, documents: list[int]) -> N
             f"{length}], never decreasing"
         )
     unit = 2 * world_size if layout == "zigzag" else world_size
-    pieces = [(b, e) for b, e in zip(documents, documents[1:], strict=False)] if layout == "zigzag" else [(0, length)]
+    pieces = [(b, e) for b, e in itertools.pairwise(documents)] if layout == "zigzag" else [(0, length)]
     for begin, end in pieces:
         size = end - begin
         if size % unit:

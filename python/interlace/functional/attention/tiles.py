@@ -18,7 +18,8 @@ _BAND_ROWS = 256  # queries of one masked tile: keeps the mask small and the hid
 class Tile:
     """Queries [row, row + rows) against keys [column, column + columns), as tokens of the two tensors.
 
-    causal: query i sees keys 0..i of the tile, which is square. band: query i sees key j when low <= j - i <= high (masked tile).
+    causal: query i sees keys 0..i of the tile, which is square. band: query i sees key j when low <= j - i <= high,
+    by a mask.
     Every query of a tile sees at least one key.
     """
 
@@ -63,9 +64,7 @@ def _count(tile: Tile) -> int:
         return tile.rows * (tile.rows + 1) // 2
     if tile.band is not None:
         low, high = tile.band
-        return sum(
-            max(0, min(tile.columns - 1, i + high) - max(0, i + low) + 1) for i in range(tile.rows)
-        )
+        return sum(max(0, min(tile.columns - 1, i + high) - max(0, i + low) + 1) for i in range(tile.rows))
     return tile.rows * tile.columns
 
 
@@ -107,6 +106,8 @@ def _triangle(query: Span, key: Span, first: int, last: int, high: int) -> Itera
         return
     if common:
         yield Tile(row, rows, key.offset, common)
-    yield Tile(row, rest, key.offset + common, rest, causal=True)  # square: kernels disagree about other causal shapes
+    yield Tile(
+        row, rest, key.offset + common, rest, causal=True
+    )  # square: kernels disagree about other causal shapes
     if rows > rest:
         yield Tile(row + rest, rows - rest, key.offset + common, rest)

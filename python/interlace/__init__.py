@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import functional, modules, random, reference
+from . import checkpoint, functional, modules, random, reference
+from .checkpoint import full_grads, full_state_dict, load_full_state_dict, save_full
 from .counting import OpCounts, count_ops
 from .errors import CollectiveAborted, CollectiveTimeout
 from .groups import GroupInfo, destroy, init, resolve
@@ -20,6 +21,7 @@ from .modules import (
     VocabParallelEmbedding,
     VocabParallelHead,
 )
+from .modules.clipping import clip_grad_norm_, install_total_norm, restore_total_norm
 from .packing import PackedWeight, pack_weights, unpack_weights
 from .parallelize import Report, parallelize, report
 from .paths import Path, backend, last_path
@@ -51,13 +53,19 @@ __all__ = [
     "VocabParallelHead",
     "__version__",
     "backend",
+    "checkpoint",
+    "clip_grad_norm_",
     "context_parallel",
     "count_ops",
     "destroy",
+    "full_grads",
+    "full_state_dict",
     "functional",
     "hf",
     "init",
+    "install_total_norm",
     "last_path",
+    "load_full_state_dict",
     "memory_report",
     "modules",
     "pack_weights",
@@ -68,6 +76,8 @@ __all__ = [
     "reference",
     "report",
     "resolve",
+    "restore_total_norm",
+    "save_full",
     "styles",
     "unpack_weights",
 ]

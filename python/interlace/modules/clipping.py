@@ -16,11 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import _resolve_process_group
-from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import utils
 from torch.nn.utils import clip_grad
 
-from .held import held_boxes, local_part
+from .held import as_dtensor, held_boxes, local_part
 from .layout import ParameterLayout
 
 __all__ = ["clip_grad_norm_", "install_total_norm", "restore_total_norm", "split_modules"]
@@ -87,7 +86,7 @@ def clip_grad_norm_(
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     grads = [param.grad for param in params if param.grad is not None]
     norm = _total_norm(grads, norm_type, error_if_nonfinite, foreach)
-    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    norm = _whole(norm)
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     by_device: dict[torch.device, list[Tensor]] = {}
     for grad in grads:
@@ -118,7 +117,8 @@ def _total_norm(
     plain: dict[Any, list[Tensor]] = {}
     for grad in grads:
         if id(grad) not in layouts:
-            plain.setdefault(grad.device_mesh if isinstance(grad, DTensor) else None, []).append(grad)
+            whole = as_dtensor(grad)
+            plain.setdefault(None if whole is None else whole.device_mesh, []).append(grad)
     buckets: dict[Any, list[Tensor]] = {}
     for grad, layout, rank in cut:
         # in the order of the parameters, which all ranks share: each bucket is a collective
@@ -140,7 +140,9 @@ def _total_norm(
             f"clip_grad_norm_: the norm of order {norm_type} of the gradients is {norm.item()}, so they cannot be "
             "clipped; pass error_if_nonfinite=False to scale them by it anyway"
         )
-    if all(isinstance(grad, DTensor) for grad in grads):  # torch scales DTensors by a DTensor
+    if all(as_dtensor(grad) is not None for grad in grads):  # torch scales DTensors by a DTensor
+        from torch.distributed.tensor import DTensor, Replicate
+
         mesh = cast(DTensor, grads[0]).device_mesh
         return DTensor.from_local(norm, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return norm
@@ -162,10 +164,11 @@ def _layouts_of_grads() -> dict[int, tuple[Tensor, ParameterLayout, int]]:
 
 def _cut_axes(grad: Tensor) -> tuple[str, ...]:
     """Groups over which a DTensor is cut further."""
-    if not isinstance(grad, DTensor):
+    split = as_dtensor(grad)
+    if split is None:
         return ()
-    placed = enumerate(grad.placements)
-    return tuple(grad.device_mesh.get_group(axis).group_name for axis, p in placed if not p.is_replicate())
+    placed = enumerate(split.placements)
+    return tuple(split.device_mesh.get_group(axis).group_name for axis, p in placed if not p.is_replicate())
 
 
 def _owned(grad: Tensor, layout: ParameterLayout, rank: int) -> list[Tensor]:
@@ -177,7 +180,8 @@ def _owned(grad: Tensor, layout: ParameterLayout, rank: int) -> list[Tensor]:
 
 
 def _whole(norm: Tensor) -> Tensor:
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    split = as_dtensor(norm)
+    return norm if split is None else split.full_tensor()
 
 
 def _combine(norms: list[Tensor], norm_type: float, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from .layout import ParameterLayout
 
-__all__ = ["Box", "held_boxes", "local_part"]
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+__all__ = ["Box", "as_dtensor", "held_boxes", "local_part"]
+
+
+def as_dtensor(tensor: Any) -> DTensor | None:
+    """`tensor` when it is a DTensor. Does not load their package (half a second): nobody who has one is without it."""
+    package = sys.modules.get("torch.distributed.tensor")
+    return tensor if package is not None and isinstance(tensor, package.DTensor) else None
 
 
 @dataclass(frozen=True)
@@ -40,7 +49,8 @@ class Box:
 def local_part(tensor: Tensor) -> Tensor:
     """What this rank holds, detached: the tensor itself, or the local tensor of a DTensor."""
     tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    split = as_dtensor(tensor)
+    return tensor if split is None else split.to_local()
 
 
 def held_boxes(
@@ -54,10 +64,11 @@ def held_boxes(
     owned by every rank.
     """
     size, offset = tuple(tensor.shape), (0,) * tensor.dim()
-    if isinstance(tensor, DTensor):
-        size, offset = compute_local_shape_and_global_offset(
-            tensor.shape, tensor.device_mesh, tensor.placements
-        )
+    split = as_dtensor(tensor)
+    if split is not None:
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+        size, offset = compute_local_shape_and_global_offset(split.shape, split.device_mesh, split.placements)
     if layout is None or layout.dim is None:
         whole = Box((0,) * len(size), tuple(offset), tuple(size))
         return [whole] if 0 not in size and owned is not False else []

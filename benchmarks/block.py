@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from harness import Column, Session, command, packed, relative_error
 from torch import Tensor
 
 import interlace
 from interlace import functional
 from interlace.bench import whole_machine
+from interlace.bench.harness import Column, Session, command, packed, relative_error
 from interlace.reference import chunk_range
 
 HIDDEN, INNER, LAYERS = 1024, 2816, 8

@@ -22,11 +22,11 @@ from typing import Any
 import click
 import torch
 import torch.distributed as dist
-from harness import Column, Session, on_ranks, options
 from torch import Tensor
 
 from interlace import functional
 from interlace.bench import leave
+from interlace.bench.harness import Column, Session, on_ranks, options
 
 KIBI = 1024
 SIZES = (4 * KIBI, 16 * KIBI, 64 * KIBI, 256 * KIBI, 1024 * KIBI, 4096 * KIBI, 16384 * KIBI, 65536 * KIBI)

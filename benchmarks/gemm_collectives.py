@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from harness import Column, Session, command, copies_for, packed, rotating
 from torch import Tensor
 
 import interlace
 from interlace import functional
+from interlace.bench.harness import Column, Session, command, copies_for, packed, rotating
 from interlace.reference import chunk_range
 
 # (rows of x, depth on this rank, columns of the weight on this rank) of a two-way split of hidden 1024 and

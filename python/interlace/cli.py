@@ -10,8 +10,13 @@ import click
 __all__ = ["main"]
 
 COMMANDS = {
+    "bench": ("interlace.bench.command", "bench", "Microbenchmarks: paired, checked, with tables and JSON."),
     "demo": ("interlace.demo.command", "demo", "Split a pretrained model over processes and compare."),
-    "families": ("interlace.families.command", "families", "Try the families of models against unsplit ones."),
+    "families": (
+        "interlace.families.command",
+        "families",
+        "Try the families of models against unsplit ones.",
+    ),
     "doctor": ("interlace.doctor.command", "doctor", "Show what was built and which path each op takes."),
     "plan": ("interlace.planner.command", "plan_command", "Rank layouts DP x TP x PP x CP of a model."),
 }

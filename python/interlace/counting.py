@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .groups import resolve
+
 __all__ = ["OpCounts", "count_ops"]
 
 # Part of a ring's full turn that an op's collective takes: an all-reduce is a reduce-scatter and an all-gather.
@@ -25,6 +27,11 @@ _TURNS = {
     "gemm_all_reduce": 2,
     "sum_gemm_reduce_scatter": 1,
     "sum_gemm_all_reduce": 2,
+    "context_attention": 1,
+    "context_attention_backward": 2,
+    "gemm_all_to_all": 1,
+    "all_to_all_gemm": 1,
+    "exchange_features": 1,
 }
 
 
@@ -70,7 +77,7 @@ class _Counting(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func.namespace == "interlace":
             name = func._opname.removesuffix("_reference")
-            if name in _TURNS:
+            if name in _TURNS and args[-1] != "":  # an empty group name: attention that stays on its rank
                 self._add(name, args, out)
         return out
 
@@ -93,7 +100,12 @@ def _whole_bytes(name: str, args: tuple[Any, ...], out: Any) -> int:
     if name.endswith("gemm_reduce_scatter"):
         x = args[0][0] if isinstance(args[0], list | tuple) else args[0]
         return x.numel() // max(1, x.shape[-1]) * out.shape[-1] * out.element_size()
-    whole: Tensor = args[0] if name == "reduce_scatter" else out
+    if name.startswith("context_attention"):  # every rank's keys and values, and their gradients
+        k: Tensor = args[1] if name == "context_attention" else args[2]
+        return 2 * k.nbytes * resolve(args[-1]).world_size
+    if name in ("gemm_all_to_all", "exchange_features"):
+        return sum(part.nbytes for part in (out if name == "gemm_all_to_all" else args[0]))
+    whole: Tensor = args[0] if name in ("reduce_scatter", "all_to_all_gemm") else out
     return whole.nbytes
 
 

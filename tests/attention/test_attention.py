@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import interlace
 import interlace.functional as il
+from interlace._native import _C as native
 from interlace.functional.attention import LAYOUTS
 from tests import oracle
 from tests.attention.reference import Case, attention, held
@@ -151,14 +152,23 @@ def strides_and_sizes(rank: int, world_size: int) -> None:
                 raise AssertionError(f"{name}, {tokens} tokens, batch {batch}")
 
 
-def counted(rank: int, world_size: int) -> dict[str, tuple[int, int]]:
+def counted(rank: int, world_size: int) -> dict[str, tuple]:
+    """Ops as `count_ops` sees them, and how many collectives ran on the symmetric heap, forward and backward."""
     case = Case(dtype=torch.float32)
+    *inputs, grad = (t[:, :, held("zigzag", case, world_size, rank)] for t in case.draw())
+    name_of_group = dist.group.WORLD.group_name
+    epoch = lambda: native.describe_group(name_of_group)["epoch"]  # noqa: E731
     found = {}
     for name, fn in ALGORITHMS.items():
-        ours(fn, case, "zigzag", rank, world_size)
+        ours(fn, case, "zigzag", rank, world_size)  # the window is there from now on
         with interlace.count_ops() as counts:
-            ours(fn, case, "zigzag", rank, world_size)
-        found[name] = dict(counts.forward), dict(counts.backward)
+            leaves = [t.clone().requires_grad_() for t in inputs]
+            start = epoch()
+            out = fn(*leaves, causal=True, layout="zigzag")
+            middle = epoch()
+            out.backward(grad)
+            end = epoch()
+        found[name] = dict(counts.forward), dict(counts.backward), middle - start, end - middle
     return found
 
 
@@ -214,14 +224,15 @@ def test_strides_and_sizes(world_size: int) -> None:
     run_distributed(world_size, strides_and_sizes)
 
 
-def test_collectives() -> None:
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_collectives(world_size: int) -> None:
     """One check of the call and one barrier forward; backward a barrier a step, or one reduce-scatter."""
-    found = run_distributed(2, counted)[0]
-    assert found["ring"] == ({"all_gather": 1, "all_reduce": 1}, {"all_gather": 1, "all_reduce": 2})
-    assert found["all_gather"] == (
-        {"all_gather": 1, "all_reduce": 1}, {"all_gather": 1, "all_reduce": 1, "reduce_scatter": 1}
-    )  # fmt: skip
-    assert found["all_to_all"] == ({"all_gather": 1, "all_to_all": 3}, {"all_to_all": 2})
+    found = run_distributed(world_size, counted)[0]
+    one = ({"context_attention": 1}, {"context_attention_backward": 1})
+    assert found["ring"] == (*one, 2, 1 + world_size)
+    assert found["all_gather"] == (*one, 2, 3)
+    # an all-to-all is two: the sizes of its parts go first
+    assert found["all_to_all"] == ({"all_gather": 1, "all_to_all": 2}, {"all_to_all": 2}, 1 + 2 * 2, 2 * 2)
 
 
 def test_autocast() -> None:

@@ -53,7 +53,9 @@ def _in_place(info: GroupInfo, x: Tensor) -> bool:
 def _meet(info: GroupInfo, x: Tensor, *numbers: int) -> None:
     """Barrier before anything is written, and the check that every rank makes the same call."""
     mine = torch.tensor([*x.shape[:2], *numbers], dtype=torch.int64, device=x.device)
-    everyone = OPS.all_gather(mine, 0, info.name).view(info.world_size, -1).tolist()
+    everyone = (
+        OPS.all_gather(mine, 0, info.name, mine.numel() * info.world_size).view(info.world_size, -1).tolist()
+    )
     for rank, other in enumerate(everyone):
         if other != everyone[0]:
             raise ValueError(

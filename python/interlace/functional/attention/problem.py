@@ -174,7 +174,9 @@ def agree(op: str, q: Tensor, k: Tensor, problem: Problem, info: GroupInfo) -> N
     digest = zlib.crc32(told + struct.pack("d", problem.scale))
     mine = [q.shape[0], q.shape[1], k.shape[1], q.shape[2], q.shape[3], _DTYPES.index(q.dtype), digest]
     row = torch.tensor(mine, dtype=torch.int64, device=q.device)
-    everyone = OPS.all_gather(row, 0, info.name).view(info.world_size, -1).tolist()
+    everyone = (
+        OPS.all_gather(row, 0, info.name, len(mine) * info.world_size).view(info.world_size, -1).tolist()
+    )
     for rank, other in enumerate(everyone):
         for name, first, value in zip(_NAMES, everyone[0], other, strict=True):
             if first != value:

@@ -44,7 +44,7 @@ def tracked_step(
 
     # torch's tracker keeps statistics of modules for one forward; this hook runs before its own and clears them
     roots = {id(module) for module in modules}
-    handle = register_module_forward_pre_hook(lambda module, _: _forget(tracker, id(module) in roots))
+    handle = register_module_forward_pre_hook(lambda module, _: _forget(tracker, module, roots))
     try:
         with warnings.catch_warnings(), tracker:
             warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
@@ -69,9 +69,10 @@ def _tracker() -> Any:
     return Tracker()
 
 
-def _forget(tracker: Any, is_root: bool) -> None:
-    if is_root:
-        tracker.reset_mod_stats()
+def _forget(tracker: Any, module: nn.Module, roots: set[int]) -> None:
+    if id(module) in roots:
+        for part in module.modules():
+            tracker.memory_tracking.pop(part, None)
 
 
 def _by_category(snapshot: dict[torch.device, dict[str, int]]) -> dict[str, int]:

@@ -40,6 +40,7 @@ PYTHON_FLOORS = {
     "doctor": 12,
     "families": 13,
     "demo": 13,
+    "train": 13,
     "cli": 14,
 }
 PACKAGE_FACE = "__init__"  # may import everything up to hf: whoever imports interlace gets it

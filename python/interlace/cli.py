@@ -18,6 +18,7 @@ COMMANDS = {
         "Try the families of models against unsplit ones.",
     ),
     "doctor": ("interlace.doctor.command", "doctor", "Show what was built and which path each op takes."),
+    "train": ("interlace.train.command", "train", "Run a layout for some steps and record what it took."),
     "plan": ("interlace.planner.command", "plan_command", "Rank layouts DP x TP x PP x CP of a model."),
 }
 

@@ -83,9 +83,9 @@ def _fused_all_gather_matmul(
         gathered, outs = _call(
             "all_gather_gemm", info.name, x, weights, [None] * len(weights), place, info.name, return_A, size
         )
-    if not inner:
-        gathered, outs = gathered.movedim(0, dim) if return_A else None, [out.movedim(0, dim) for out in outs]
-    return (gathered if return_A else None), outs
+    if inner:
+        return (gathered if return_A else None), outs
+    return (gathered.movedim(0, dim) if return_A else None), [out.movedim(0, dim) for out in outs]
 
 
 def _fused_matmul_reduce_scatter(
@@ -105,7 +105,7 @@ def _fused_matmul_reduce_scatter(
         )
     if info.world_size == 1:
         return (a @ b).contiguous()
-    out = _call("gemm_reduce_scatter", info.name, a, weight, None, dim, info.name).contiguous()
+    out: Tensor = _call("gemm_reduce_scatter", info.name, a, weight, None, dim, info.name).contiguous()
     out = out.as_strided(out.shape, make_contiguous_strides_for(out.shape))  # where a size is 1 as well
     return out if reduce_op == "sum" else out / info.world_size
 

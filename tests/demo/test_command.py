@@ -123,7 +123,10 @@ def test_torchrun_brings_its_own_ranks(llama: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "no/such-model"], "--model no/such-model: neither smollm2, minilm, a folder"),
+        (
+            ["--model", "no/such-model"],
+            "--model no/such-model: neither smollm2, minilm, gemma3, antiberty, a folder",
+        ),
         (["--ranks", "0"], "--ranks"),
         (["--json", "no/such/folder/out.json"], "its folder does not exist"),
         (["--dtype", "int8"], "--dtype"),

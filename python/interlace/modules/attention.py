@@ -4,7 +4,7 @@ each way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
 from functools import partial
 
 import torch
@@ -14,34 +14,13 @@ from torch import Tensor, nn
 from .. import functional
 from ..groups import Group, resolve
 from ..random import region
+from .cache import KVCache, StaticKVCache
 from .linear import ColumnParallelLinear, RowParallelLinear
 from .products import SharedInput
 from .rotary import apply_rotary, rotary_angles
 from .shard import split_heads
 
-__all__ = ["KVCache", "ParallelAttention"]
-
-
-@dataclass
-class KVCache:
-    """Keys and values of this rank's kv heads, [.., local kv heads, tokens so far, head_dim]; empty at
-    first.
-    """
-
-    keys: Tensor | None = None
-    values: Tensor | None = None
-
-    @property
-    def length(self) -> int:
-        """Tokens so far."""
-        return 0 if self.keys is None else self.keys.shape[-2]
-
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the tokens of a step; returns all keys and all values."""
-        if self.keys is not None and self.values is not None:
-            keys, values = torch.cat([self.keys, keys], dim=-2), torch.cat([self.values, values], dim=-2)
-        self.keys, self.values = keys, values
-        return keys, values
+__all__ = ["ParallelAttention"]
 
 
 class ParallelAttention(nn.Module):
@@ -112,20 +91,79 @@ class ParallelAttention(nn.Module):
             self.q_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps, device=device, dtype=dtype)
             self.k_norm = nn.RMSNorm(head_dim, eps=qk_norm_eps, device=device, dtype=dtype)
 
+    @classmethod
+    def from_linears(
+        cls,
+        query: nn.Linear,
+        key: nn.Linear,
+        value: nn.Linear,
+        output: nn.Linear,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        causal: bool = False,
+        sliding_window: int | None = None,
+        rope_theta: float | None = None,
+        q_norm: nn.RMSNorm | None = None,
+        k_norm: nn.RMSNorm | None = None,
+        dropout: float = 0.0,
+        group: Group = None,
+        sequence_parallel: bool = False,
+    ) -> ParallelAttention:
+        """This rank's shards of an unsplit block's linears, copied; norms are copied whole. ValueError when their
+        sizes do not fit the heads.
+        """
+        head_dim = query.out_features // num_heads
+        kv_features = (num_kv_heads or num_heads) * head_dim
+        if not (
+            query.out_features == output.in_features == num_heads * head_dim
+            and key.out_features == value.out_features == kv_features
+        ):
+            raise ValueError(
+                f"ParallelAttention: q, k, v give {query.out_features}, {key.out_features}, {value.out_features} "
+                f"features and output takes {output.in_features}; not {num_heads} query and "
+                f"{num_kv_heads or num_heads} kv heads of one length"
+            )
+        block = cls(
+            query.in_features, num_heads, num_kv_heads, head_dim=head_dim, causal=causal,
+            sliding_window=sliding_window, rope_theta=rope_theta, dropout=dropout, group=group,
+            sequence_parallel=sequence_parallel, device="meta",
+        )  # fmt: skip
+        column = partial(ColumnParallelLinear.from_linear, group=group, sequence_parallel=sequence_parallel)
+        block.q_proj = column(query, shards=block.q_proj.shards)
+        block.k_proj = column(key, shards=block.k_proj.shards)
+        block.v_proj = column(value, shards=block.v_proj.shards)
+        SharedInput([block.q_proj, block.k_proj, block.v_proj])
+        block.o_proj = RowParallelLinear.from_linear(
+            output, group, shards=block.o_proj.shards, drop_input=True, sequence_parallel=sequence_parallel
+        )
+        block.q_norm, block.k_norm = copy.deepcopy(q_norm), copy.deepcopy(k_norm)
+        return block.train(query.training)
+
+    def static_cache(self, batch: int, max_tokens: int) -> StaticKVCache:
+        """An empty cache for `batch` sequences of up to max_tokens, in the dtype and on the device of the weights.
+
+        Two tensors [batch, kv heads of this rank, max_tokens, head_dim].
+        """
+        weight = self.k_proj.weight
+        shape = (batch, self.local_num_kv_heads, max_tokens, self.head_dim)
+        keys, values = (torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in range(2))
+        return StaticKVCache(keys, values, torch.zeros((), dtype=torch.int64, device=weight.device))
+
     def forward(
         self,
         x: Tensor,
         *,
         mask: Tensor | None = None,
         positions: Tensor | None = None,
-        cache: KVCache | None = None,
+        cache: KVCache | StaticKVCache | None = None,
         gather_size: int | None = None,
     ) -> Tensor:
         """x -> y; see the class.
 
         mask: bool (True: look) or additive, broadcastable to [.., heads, S, tokens], where heads is 1 or
-        num_heads. positions [.., S]: for rotary, default counts on from the cache. cache: this rank's keys
-        and values so far; the tokens of x are added to it.
+        num_heads; with a static cache tokens is its max_tokens. positions [.., S]: for rotary, default counts
+        on from the cache. cache: this rank's keys and values so far; the tokens of x are added to it.
         """
         heads = (-1, self.head_dim)
         q = self.q_proj(x, gather_size=gather_size).unflatten(-1, heads)
@@ -133,10 +171,12 @@ class ParallelAttention(nn.Module):
         v = self.v_proj(x, gather_size=gather_size).unflatten(-1, heads).transpose(-2, -3)
         q, k = self._normed(q, k)
         q, k = q.transpose(-2, -3), k.transpose(-2, -3)
-        past = 0 if cache is None else cache.length
+        past: int | Tensor = 0
+        if cache is not None:
+            past = cache.filled.clone() if isinstance(cache, StaticKVCache) else cache.length
         if self.rope_theta is not None:
             if positions is None:
-                positions = torch.arange(past, past + q.shape[-2], device=q.device)
+                positions = torch.arange(q.shape[-2], device=q.device) + past
             cos, sin = rotary_angles(positions, self.head_dim, self.rope_theta, q.dtype)
             q, k = apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
         if cache is not None:
@@ -158,12 +198,16 @@ class ParallelAttention(nn.Module):
             k, shape, k_weight, self.k_norm.eps
         )
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, past: int) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, past: int | Tensor) -> Tensor:
         if mask is not None and mask.dim() >= 3 and mask.shape[-3] == self.num_heads > 1:
             mask = mask.narrow(-3, self.first_head, self.local_num_heads)
-        plain_causal = self.causal and mask is None and self.sliding_window is None and past == 0
-        if self.causal and not plain_causal:
-            mask = _with_causal(mask, q.shape[-2], k.shape[-2], past, self.sliding_window, q)
+        static = isinstance(past, Tensor)
+        plain_causal = (
+            self.causal and mask is None and self.sliding_window is None and not static and past == 0
+        )
+        if static or (self.causal and not plain_causal):
+            seen = _seen(q.shape[-2], k.shape[-2], past, self.causal, self.sliding_window, q.device)
+            mask = seen if mask is None else _both(mask, seen)
         attend = partial(
             F.scaled_dot_product_attention, q, k, v, attn_mask=mask, is_causal=plain_causal,
             enable_gqa=q.shape[-3] != k.shape[-3],
@@ -185,17 +229,19 @@ def _checked_head_dim(hidden_size: int, num_heads: int, head_dim: int | None) ->
     return hidden_size // num_heads
 
 
-def _with_causal(
-    mask: Tensor | None, queries: int, tokens: int, past: int, window: int | None, like: Tensor
+def _seen(
+    queries: int, tokens: int, past: int | Tensor, causal: bool, window: int | None, device: torch.device
 ) -> Tensor:
-    """`mask` and: query i, at position past + i, sees no later token, and none beyond its window."""
-    position = torch.arange(past, past + queries, device=like.device).unsqueeze(-1)
-    token = torch.arange(tokens, device=like.device)
+    """Which token query i, at position past + i, sees: none that is not there yet, causal none that is later, and
+    none beyond its window. bool [queries, tokens].
+    """
+    position = (torch.arange(queries, device=device) + past).unsqueeze(-1)
+    token = torch.arange(tokens, device=device)
+    if not causal:
+        return (token < past + queries).expand(queries, tokens)
     seen = token <= position
-    if window is not None:
-        seen = seen & (token > position - window)
-    if mask is None:
-        return seen
-    if mask.dtype == torch.bool:
-        return mask & seen
-    return mask.masked_fill(~seen, float("-inf"))
+    return seen if window is None else seen & (token > position - window)
+
+
+def _both(mask: Tensor, seen: Tensor) -> Tensor:
+    return mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, float("-inf"))

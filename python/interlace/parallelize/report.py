@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..groups import GroupInfo, resolve
+from ..modules.held import as_dtensor
 from ..ops import OPS
 from .adapters import is_unsplit
 
@@ -25,7 +26,7 @@ class ReportRow:
 
     `fused` is False when the collective runs beside the product (torch.mm, torch.distributed); `path` says why.
     `op` is empty for a module whose block has the collective. `source`: who put it in the plan ("given plan",
-    "base_model_tp_plan", "structure", "adapter"), empty for a module made by hand.
+    "base_model_tp_plan", "structure", "adapter", "styles", "transformers"), empty for a module made by hand.
     """
 
     name: str
@@ -64,9 +65,10 @@ class Report:
 
 def report(model: nn.Module) -> Report:
     """A row per parallel module of `model`. Raises ValueError when it has none."""
+    found = ((name, _parallel_part(module)) for name, module in model.named_modules())
     rows = tuple(
         _unsplit_row(name, module) if is_unsplit(module) else _row(name, module)
-        for name, module in model.named_modules()
+        for name, module in found
         if is_unsplit(module) or (hasattr(type(module), "style") and _first_parameter(module) is not None)
     )
     if not rows:
@@ -74,6 +76,12 @@ def report(model: nn.Module) -> Report:
             f"report: {type(model).__name__} has no parallel modules; call interlace.parallelize first"
         )
     return Report(rows)
+
+
+def _parallel_part(module: nn.Module) -> Any:
+    """The module, or what stands in for its forward when torch's or transformers' plan put a style on it."""
+    forward = vars(module).get("forward")
+    return forward if getattr(forward, "style", "") and hasattr(forward, "group_name") else module
 
 
 def op_of(style: str, sequence_parallel: bool) -> str:
@@ -119,8 +127,9 @@ def _row(name: str, module: Any) -> ReportRow:
     if module.style == "experts" and fused:
         fused, path = False, f"grouped products, then one all-reduce ({path})"
     layouts = module.parameter_layouts() if hasattr(module, "parameter_layouts") else {}
-    local = tuple(param.shape)
-    shape = layouts[param_name].shape if param_name in layouts else local
+    shard = as_dtensor(param)
+    local = tuple((param if shard is None else shard.to_local()).shape)
+    shape = layouts[param_name].shape if param_name in layouts else tuple(param.shape)
     backward = module.style == "summed" or (op == "gemm_all_reduce" and module.style != "row")
     source = getattr(module, "plan_source", "")
     return ReportRow(

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from torch import nn
 
 from .attention import find_attention
+from .experts import find_experts
 from .feed_forward import find_feed_forward
 from .heads import attention_block
+from .hf_plan import hf_block, hf_patterns, source_of, style_in
+from .latent import find_latent
 from .plan import Block, Place, Plan, Step, matches
 from .source import calls
 from .vocabulary import add_vocabulary
@@ -26,17 +29,20 @@ def _attention(name: str, modules: dict[str, nn.Module], place: Place) -> Block 
     return None if found is None else attention_block(found, place)
 
 
-FINDERS: tuple[Finder, ...] = (_attention, find_feed_forward)  # the first that knows a module has it
+FINDERS: tuple[Finder, ...] = (_attention, find_latent, find_feed_forward, find_experts)
 
 
 def auto_plan(model: nn.Module, place: Place) -> Plan:
-    """The plan for a model that is a stack of layers, each of attention and feed-forward blocks we know.
+    """The plan for a model that is a stack of layers, each of attention and feed-forward blocks we know, or that the
+    plan it brings (`base_model_tp_plan`) knows.
 
     Raises ValueError naming the first module that it does not know, or whose split is not known to be right.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     plan = Plan(sequence_parallel=place.sequence_parallel)
     blocks, reasons = _blocks(modules, place)
+    patterns = hf_patterns(model)
+    blocks += _planned(model, modules, patterns, blocks, reasons, place)
     attentions = [block for block in blocks if block.kind == "attention"]
     stacks = _stacks(modules, attentions)
     if not stacks:
@@ -56,7 +62,7 @@ def auto_plan(model: nn.Module, place: Place) -> Plan:
         if place.sequence_parallel:
             _add_sequence(model, plan, stack, modules, blocks)
     add_vocabulary(model, plan, modules)
-    plan.sources = dict.fromkeys(plan.steps, "structure")
+    plan.sources = {name: source_of(step, patterns) for name, step in plan.steps.items()}
     return plan
 
 
@@ -73,7 +79,35 @@ def _blocks(modules: dict[str, nn.Module], place: Place) -> tuple[list[Block], d
                 break
             if block is not None:
                 blocks.append(block)
-    return blocks, reasons
+    claimed = {name for block in blocks for name in block.claimed}
+    return [block for block in blocks if block.name not in claimed], reasons
+
+
+def _planned(
+    model: nn.Module,
+    modules: dict[str, nn.Module],
+    patterns: dict[str, str],
+    blocks: list[Block],
+    reasons: dict[str, str],
+    place: Place,
+) -> list[Block]:
+    """What no finder knows, as the plan that the model brings has it; a reason for what that cannot be done for."""
+    known = tuple(f"{name}." for block in blocks for name in (block.name, *block.claimed))
+    named = [name for name in modules if style_in(patterns, name) and not f"{name}.".startswith(known)]
+    parents = {name.rpartition(".")[0] for name in named} | set(reasons)
+    found: list[Block] = []
+    for parent in sorted(parents):
+        if not any(part.isdigit() for part in parent.split(".")):
+            continue  # in no layer
+        try:
+            block = hf_block(parent, modules, patterns, getattr(model, "config", None), place)
+        except ValueError as problem:
+            reasons[parent] = f"{reasons[parent]}; {problem}" if parent in reasons else str(problem)
+            continue
+        if block is not None:
+            reasons.pop(parent, None)
+            found.append(block)
+    return found
 
 
 def _unknown(model: nn.Module, why: str) -> str:
@@ -117,7 +151,7 @@ def _add_sequence(
     prefix = f"{stack}." if stack else ""
     layers = [name for name in modules if matches(f"{prefix}*", name)]
     for block in blocks:
-        if block.name.startswith(prefix) and block.kind == "attention" and block.not_sequence:
+        if block.name.startswith(prefix) and block.not_sequence:
             raise ValueError(_unknown(model, f"with sequence_parallel {block.not_sequence}"))
     for name in layers:
         reshapes = sorted(calls(modules[name], RESHAPES))

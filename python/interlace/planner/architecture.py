@@ -150,7 +150,7 @@ def read_architecture(source: Source) -> Architecture:
     if isinstance(source, Mapping):
         return _of_config(source)
     if isinstance(source, (str, PathLike)):
-        return _of_config(_read_config(Path(source)))
+        return _of_config(read_config(source))
     from .module import architecture_of_module
 
     return architecture_of_module(source)
@@ -167,7 +167,9 @@ def _shipped() -> Mapping[str, Mapping[str, Any]]:
     return content
 
 
-def _read_config(path: Path) -> Mapping[str, Any]:
+def read_config(source: str | PathLike[str]) -> Mapping[str, Any]:
+    """The model config in a config.json, its folder, or under a name that is shipped; ValueError in one line."""
+    path = Path(source)
     if path.is_dir():
         path = path / "config.json"
     elif not path.exists() and str(path).lower() in _shipped():

@@ -127,10 +127,10 @@ def kv_cache_bytes_per_token(config: Source, dtype: object = "bf16", tp: int = 1
     return 2 * a.layers * ceil(a.kv_heads / tp) * a.head_dim * size
 
 
-def logits_bytes(tokens: float, vocab: int, tp: int = 1, *, logits: float = 2, loss: float = 6) -> float:
-    """Bytes of the logits and of what the loss keeps: tokens x vocab / tp x (logits + loss).
+def logits_bytes(tokens: float, vocab: int, tp: int = 1, *, logits: float = 2, loss: float = 4) -> float:
+    """Bytes of the logits and of what the loss keeps for its backward: tokens x vocab / tp x (logits + loss).
 
-    loss: the fp32 softmax (4) and the gradient of the logits (2 in 16 bits, 4 in fp32).
+    loss: the fp32 softmax, 4 bytes.
     """
     at_least("logits_bytes", 1, tp=tp)
     return tokens * ceil(vocab / tp) * (logits + loss)
@@ -205,18 +205,26 @@ def stage_memory(
     )
     flying = in_flight_microbatches(pp, microbatches, stage, interleave, schedule)
     tokens = seq / cp * microbatch
-    # input of the last norm and of the head; the last stage of 1F1B has one micro-batch in flight
-    ends = 2 * tokens * a.hidden * precision.activations / (tp if sequence_parallel else 1) * last
+    split = tp if sequence_parallel else 1
+    # inputs of the last norm and of the head; the last stage of 1F1B has one micro-batch in flight
+    ends = last * tokens * a.hidden * precision.activations / split * 2
+    if eager:  # the value between an unfused norm's two halves, and the tables of the rotation
+        ends += last * tokens * a.hidden * precision.activations / split * (a.norm == "rms")
+        ends += 2 * seq / cp * a.head_dim * precision.activations * (a.positions == 0)
+    logits = gradient = 0.0
+    if last and a.head in ("lm", "mlm"):
+        logits = logits_bytes(tokens, a.vocab, tp, logits=precision.activations)
+        # unfused, the gradients of softmax and logits stand side by side in fp32
+        gradient = logits_bytes(
+            tokens, a.vocab, tp, logits=4 if eager else precision.activations, loss=4 * eager
+        )
     # recomputation holds one layer in full; a backward holds the gradient of the widest value of a layer beside it
     whole = _held_activations(held, kept, "none")[1] if recompute == "full" else 0.0
-    temporary = whole + 2 * tokens * a.hidden * precision.activations
+    whole += 2 * tokens * a.hidden * precision.activations
     if zero == 3:  # the layer at work and the one fetched ahead
-        temporary += 2 * _widest_layer(held) * precision.parameters
-    logits = 0.0
-    if last and a.head in ("lm", "mlm"):
-        logits = logits_bytes(
-            tokens, a.vocab, tp, logits=precision.activations, loss=4 + precision.activations
-        )
+        whole += 2 * _widest_layer(held) * precision.parameters
+    # the logits are gone when the backward reaches the layers
+    temporary = max(gradient, whole - logits)
     return MemoryBreakdown(
         parameters=states[0],
         gradients=states[1],

@@ -91,7 +91,7 @@ class Attention(ParallelStyle):
                 "heads unevenly and replicates key/value heads"
             )
         counts, widths = (heads, kv_heads), (query.out_features,)
-        numbers = {}
+        numbers: dict[str, int] = {}
         for names, totals in ((HEAD_COUNTS, counts), (WIDTHS, widths)):
             found = {name: getattr(module, name, None) for name in names}
             numbers |= {name: n // size for name, n in found.items() if type(n) is int and n in totals}

@@ -20,9 +20,11 @@ __all__ = ["VocabEmbedding", "VocabForward"]
 class VocabForward(SplitForward):
     """The lookup in this rank's rows, summed over the ranks; see VocabEmbedding."""
 
+    style = "vocab_embedding"
+
     def __init__(self, module: nn.Embedding, group_name: str, *, scatter_dim: int | None = None) -> None:
         super().__init__(module, group_name)
-        self.scatter_dim = scatter_dim
+        self.scatter_dim, self.sequence_parallel = scatter_dim, scatter_dim is not None
 
     def __call__(self, ids: Tensor) -> Tensor:
         """ids [..], equal on all ranks, -> [.., embedding_dim]."""

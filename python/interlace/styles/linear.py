@@ -24,6 +24,8 @@ SEQUENCE_DIM = -2  # [.., sequence, features]; 0 for [sequence, batch, features]
 class ColumnForward(SplitForward):
     """Y_r = X W_r^T + b_r for an nn.Linear whose weight and bias are cut by rows; see ColumnLinear."""
 
+    style = "column"
+
     def __init__(
         self,
         module: nn.Module,
@@ -118,6 +120,8 @@ class ColumnLinear(ParallelStyle):
 
 class RowForward(SplitForward):
     """Y = sum over ranks of X_r W_r^T, plus b once, for an nn.Linear whose weight is cut by columns; see RowLinear."""
+
+    style = "row"
 
     def __init__(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -39,13 +40,21 @@ class SplitForward:
     their own.
     """
 
-    def __init__(self, module: nn.Module, group_name: str) -> None:
+    style = ""  # as `interlace.report` has it; empty: no row
+    plan_source = "styles"
+    sequence_parallel = False
+
+    def __init__(self, module: Any, group_name: str) -> None:
         self.module, self.group_name = module, group_name
-        self.unsplit: dict[str, weakref.ref] = {}
+        self.unsplit: dict[str, weakref.ref[nn.Parameter]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the references to unsplit parameters: they watch this model, not its copies."""
         return {**self.__dict__, "unsplit": {}}
+
+    def named_parameters(self, recurse: bool = False) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those of the module itself, for `interlace.report`."""
+        yield from self.module.named_parameters(recurse=recurse)
 
     def check_ties(self) -> None:
         """At the first call: ValueError when a module without a style still holds a parameter that was cut here."""
@@ -96,7 +105,7 @@ def check_untouched(op: str, module: nn.Module) -> None:
 def distribute(
     op: str,
     module: nn.Module,
-    placements: dict[str, Placement],
+    placements: Mapping[str, Placement],
     mesh: DeviceMesh,
     src_data_rank: int | None,
     forward: SplitForward,

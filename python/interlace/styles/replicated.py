@@ -24,6 +24,7 @@ class ReplicatedForward(SplitForward):
     def __init__(self, module: nn.Module, group_name: str, summed: bool) -> None:
         super().__init__(module, group_name)
         self.summed = summed
+        self.style = "summed" if summed else ""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns for these arguments."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 
 import pytest
 import torch
 
+import interlace
 import interlace.functional as il
+from interlace.functional.attention import kernels
 from tests.distributed import run_distributed
 
 
@@ -77,6 +81,53 @@ def one_refuses(rank: int, world_size: int) -> str:
         out = ring(*tensors(), causal=True)
         return f"{error!s} {bool(out.isfinite().all())}"
     return "nothing raised"
+
+
+def fails_inside(rank: int, world_size: int) -> list[str]:
+    """The kernel of rank 1 runs out of memory, in the forward and in the backward: nobody waits for the deadline."""
+    texts = []
+    q, k, v = (t.requires_grad_() for t in tensors())
+    for name in ("_forward", "_backward"):
+        out = ring(q, k, v, causal=True) if name == "_backward" else None
+        before = getattr(kernels, name)
+        if rank == 1:
+            setattr(kernels, name, out_of_memory)
+        try:
+            ring(q, k, v, causal=True) if out is None else out.sum().backward()
+            texts.append("nothing raised")
+        except (MemoryError, RuntimeError) as error:
+            texts.append(f"{type(error).__name__}: {error}")
+        finally:
+            setattr(kernels, name, before)
+        if not bool(ring(q, k, v, causal=True).isfinite().all()):
+            texts.append("the group is out of step")
+    return texts
+
+
+def out_of_memory(*_: object) -> None:
+    raise MemoryError("no memory for a tile")
+
+
+def dies_inside(rank: int, world_size: int) -> str:
+    if rank == 1:
+        kernels._forward = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        ring(*tensors(), causal=True)
+        return "nothing raised"
+    except interlace.CollectiveAborted as error:
+        return str(error)
+
+
+def test_a_rank_fails_inside() -> None:
+    first, second = run_distributed(2, fails_inside)
+    for text in first:
+        assert "CollectiveAborted" in text and "no memory for a tile" in text, first
+    assert second == ["MemoryError: no memory for a tile"] * 2
+
+
+def test_a_rank_dies_inside() -> None:
+    first = run_distributed(2, dies_inside, expect_death=(1,))[0]
+    assert "rank 1" in first, first
 
 
 @pytest.mark.parametrize("world_size", [2])

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from .. import symmetric_memory
+from ..errors import CollectiveAborted, CollectiveTimeout, translated
 from ..groups import GroupInfo
 from ..reference import chunk_range
 
-__all__ = ["autocast", "check_dim", "check_gather_size", "check_product", "check_splits"]
+__all__ = ["autocast", "check_dim", "check_gather_size", "check_product", "check_splits", "peers_told"]
 
 
 def refuse(info: GroupInfo, error: type[Exception], text: str) -> NoReturn:
@@ -29,6 +31,20 @@ def autocast(*tensors: Tensor | None) -> list[Tensor | None]:
         return list(tensors)
     dtype = torch.get_autocast_dtype(device)
     return [t if t is None or not t.is_floating_point() else t.to(dtype) for t in tensors]
+
+
+@contextmanager
+def peers_told(info: GroupInfo, op: str) -> Iterator[None]:
+    """An error inside, between collectives of one call, ends the peers' wait: they raise CollectiveAborted with it."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, RuntimeError):
+            error = translated(error)
+        of_a_collective = isinstance(error, CollectiveAborted | CollectiveTimeout)
+        if info.world_size > 1 and not info.fallback and not of_a_collective:
+            symmetric_memory.refuse(info.name, f"{type(error).__name__}: {op}: {error}")
+        raise error from None
 
 
 def check_dim(op: str, what: str, dim: int, ndim: int, info: GroupInfo) -> None:

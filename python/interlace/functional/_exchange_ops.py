@@ -20,6 +20,7 @@ from .._native import _C as native
 from ..groups import GroupInfo, resolve
 from ..ops import OPS
 from ..windows import window
+from ._check import peers_told
 
 __all__ = ["Features", "flat"]
 
@@ -77,8 +78,20 @@ def _gemm_all_to_all(
         wholes = [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
         return [whole[..., b:e].contiguous() for whole, [(b, e)] in zip(wholes, bounds, strict=True)]
     _meet(info, x, *features)
-    if not _in_place(info, x):
+    with peers_told(info, "linear_all_to_all"):
+        if _in_place(info, x):
+            return _written(x, weights, biases, bounds, info)
         return [_sent(x, w, b, by_rank, info) for w, b, by_rank in zip(weights, biases, bounds, strict=True)]
+
+
+def _written(
+    x: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    bounds: list[list[tuple[int, int]]],
+    info: GroupInfo,
+) -> list[Tensor]:
+    """Products into the own part of the window; of every peer's the own features."""
     batch, tokens, _ = x.shape
     width = sum(weight.shape[0] for weight in weights)
     shared = window(info, batch * tokens * width * x.element_size())
@@ -204,7 +217,8 @@ def _exchange_features(
     else:
         _meet_for(parts, bounds, info)
         if _in_place(info, parts[0]):
-            received = _read(parts, bounds, info)
+            with peers_told(info, "exchange of features"):
+                received = _read(parts, bounds, info)
         else:
             tokens = parts[0].shape[1] // info.world_size
             started = [_start(p, by_rank, info, 0, tokens) for p, by_rank in zip(parts, bounds, strict=True)]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import translated
 from ...groups import GroupInfo, resolve
-from .._check import autocast, refuse
+from .._check import autocast, peers_told, refuse
 from .exchange import exchange_of
 from .kernels import Accumulator, Gradients
 from .problem import Problem, agree, problem_of
@@ -61,11 +61,12 @@ def _problem(
 def _forward(q: Tensor, k: Tensor, v: Tensor, op: str, algorithm: str, *rest: Any) -> tuple[Tensor, Tensor]:
     problem, info = _problem(q, k, v, op, algorithm, *rest)
     agree(op, q, k, problem, info)
-    sums = Accumulator(q, problem.scale)
-    for peer, block_k, block_v in exchange_of(algorithm, problem, info, k, v, _wide(q)).blocks():
-        for tile in problem.tiles(info.rank, peer):
-            sums.add(tile, block_k, block_v)
-    return sums.result()
+    with peers_told(info, op):
+        sums = Accumulator(q, problem.scale)
+        for peer, block_k, block_v in exchange_of(algorithm, problem, info, k, v, _wide(q)).blocks():
+            for tile in problem.tiles(info.rank, peer):
+                sums.add(tile, block_k, block_v)
+        return sums.result()
 
 
 def _backward(
@@ -81,12 +82,13 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     problem, info = _problem(q, k, v, op, algorithm, *rest)
     agree(op, q, k, problem, info)
-    sums = Gradients(grad_out, q, out, lse, problem.scale)
-    exchange = exchange_of(algorithm, problem, info, k, v, lse.dtype)
-    for peer, block_k, block_v, grad_k, grad_v in exchange.gradient_blocks():
-        for tile in problem.tiles(info.rank, peer):
-            sums.add(tile, block_k, block_v, grad_k, grad_v)
-    return sums.grad_q.to(q.dtype), *exchange.gradients()
+    with peers_told(info, op):
+        sums = Gradients(grad_out, q, out, lse, problem.scale)
+        exchange = exchange_of(algorithm, problem, info, k, v, lse.dtype)
+        for peer, block_k, block_v, grad_k, grad_v in exchange.gradient_blocks():
+            for tile in problem.tiles(info.rank, peer):
+                sums.add(tile, block_k, block_v, grad_k, grad_v)
+        return sums.grad_q.to(q.dtype), *exchange.gradients()
 
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:

@@ -7,15 +7,18 @@ import io
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
 from interlace import styles
+from interlace.counting import count_ops
 from interlace.parallelize.report import report
 from interlace.paths import last_path
-from tests.distributed import run_distributed
+from tests.distributed import run_distributed, subgroup
 from tests.styles import model as tiny
 
 
@@ -167,20 +170,33 @@ def test_autocast_and_frozen_weights() -> None:
     run_distributed(2, _autocast_and_frozen)
 
 
-def _shared_gather(rank: int, world_size: int) -> None:
+def _counts(rank: int, world_size: int) -> None:
     mesh = tiny.tp_mesh()
-    sequence = {"sequence_parallel": True, "sequence_dim": 1}
-    block = parallelize_module(tiny.make(layers=1).layers[0].attn, mesh, styles.Attention(**sequence))
-    x = torch.randn(2, 2, tiny.WIDTH, dtype=torch.float64)
-    with torch.profiler.profile() as seen:
-        block(x)
-    calls = {event.key: event.count for event in seen.key_averages() if event.key.startswith("interlace::")}
-    assert calls.get("interlace::all_gather_gemm") == 1, calls
-    assert calls.get("interlace::gemm_reduce_scatter") == 1, calls
+    for sequence_parallel in (False, True):
+        found = []
+        for layers in (1, 2):
+            model = tiny.split(tiny.make(layers=layers), mesh, sequence_parallel)
+            with count_ops() as counts:
+                tiny.loss_of(model(tiny.ids_of(length=8))).backward()
+            found.append(counts)
+        forward, backward = (found[1].forward - found[0].forward, found[1].backward - found[0].backward)
+        norms = backward.pop(
+            "all_reduce"
+        )  # of q_norm and k_norm; of norm1 and norm2 with a shard of the sequence
+        assert norms == (4 if sequence_parallel else 2)
+        if not sequence_parallel:
+            assert forward == {"gemm_all_reduce": 2}
+            assert backward == {"sum_gemm_all_reduce": 2}
+            continue
+        assert forward == {"all_gather_gemm": 2, "gemm_reduce_scatter": 2}
+        # as many pairs backward, and the two gathers for the weight gradients of what was not kept
+        gathers = {"all_gather_gemm": 2, "all_gather": 2}
+        assert backward == {**gathers, "sum_gemm_reduce_scatter": 2}
 
 
-def test_q_k_v_share_one_gather() -> None:
-    run_distributed(2, _shared_gather)
+def test_a_layer_has_two_collectives_each_way() -> None:
+    """q, k, v share one, gate and up share one; apart they would be five."""
+    run_distributed(2, _counts)
 
 
 def _ties(rank: int, world_size: int) -> None:
@@ -247,6 +263,11 @@ def _refusals(rank: int, world_size: int) -> None:
         parallelize_module(
             parallelize_module(nn.Linear(2, 2), mesh, styles.ColumnLinear()), mesh, styles.RowLinear()
         )
+    with pytest.raises(ValueError, match=r"expected a mesh of one axis, got axes \('replica', 'tp'\)"):
+        alone = [subgroup([one]) for one in range(2)][rank]
+        groups = [alone, dist.group.WORLD]
+        axes = DeviceMesh.from_group(groups, "cpu", [[0, 1]], mesh_dim_names=("replica", "tp"))
+        parallelize_module(nn.Linear(2, 2), axes, styles.ColumnLinear())
     with pytest.raises(ValueError, match="name two or more children"):
         styles.SharedColumns("q")
     linear = parallelize_module(nn.Linear(6, 4), mesh, styles.RowLinear())

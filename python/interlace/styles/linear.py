@@ -38,6 +38,7 @@ class ColumnForward(SplitForward):
     ) -> None:
         super().__init__(module, info.name)
         self.features, self.gather_output = features, gather_output
+        self.style = "column_gather_output" if gather_output else "column"
         self.sequence_parallel, self.sequence_dim = sequence_parallel, sequence_dim
         self.shared_input: SharedColumnInput | None = None
         self.shared_place = 0

@@ -65,7 +65,8 @@ class Replica:
             del logits, loss
         mark()
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        # DDP's gradients are views of its buckets; freed, they would be made again beside the buckets
+        self.optimizer.zero_grad(set_to_none=not isinstance(self._model, nn.parallel.DistributedDataParallel))
         if settings.dp > 1:
             dist.all_reduce(total, group=self._mesh["dp"].get_group())
         return float(total / settings.dp)

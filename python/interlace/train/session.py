@@ -32,7 +32,7 @@ def run(settings: Mapping[str, Any]) -> int:
             f"train: dp x tp x pp = {wanted.dp} x {wanted.tp} x {wanted.pp} = {wanted.world_size}, "
             f"but {dist.get_world_size()} ranks run"
         )
-    torch.set_num_threads(max(1, len(available_cores()) // wanted.world_size))
+    torch.set_num_threads(max(1, min(torch.get_num_threads(), len(available_cores()) // wanted.world_size)))
     sizes = (wanted.pp, wanted.dp, wanted.tp)
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("pp", "dp", "tp"))
     config = model_config(wanted.model)

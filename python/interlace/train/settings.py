@@ -73,8 +73,10 @@ class Settings:
             raise ValueError(
                 f"train: {self.microbatches} microbatches; the interleaved schedule needs a multiple of pp"
             )
-        if self.pp > 1 and self.zero:
-            raise ValueError(f"train: zero={self.zero} with pp={self.pp}; pipelines run with zero=0 here")
+        if self.pp > 1 and self.zero > 1:
+            raise ValueError(
+                f"train: zero={self.zero} with pp={self.pp}; pipelines run with zero 0 or 1 here"
+            )
 
     @property
     def world_size(self) -> int:

@@ -1,0 +1,124 @@
+"""A profile of this machine for `--cluster`: products, attention, memory, our collectives and fused ops, gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from .cluster import write_cluster
+from .hardware import Cluster, Device, FusedPoint, GemmPoint, Link
+
+__all__ = ["fit_link", "measure", "profile_of"]
+
+MIB = 2**20
+
+
+def measure(path: str | PathLike[str] | None = None, *, ranks: int = 2, quick: bool = False) -> Cluster:
+    """Measures this machine's CPUs with `ranks` processes at work at the same time; writes the profile to path.
+
+    Every process has its share of the cores and of the memory and is one device of the profile. The peak by dtype is
+    the fastest product met; efficiencies are shares of it. The link is that of interlace's all-reduce; gloo's and the
+    other collectives' figures are kept beside it under `measured`. quick: fewer sizes. Raises RuntimeError when a
+    process fails.
+    """
+    from torch import multiprocessing
+
+    from .probes import run_probes
+
+    if ranks < 1:
+        raise ValueError(f"measure: ranks={ranks}; expected at least 1")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (ranks, folder, quick)
+        multiprocessing.start_processes(
+            run_probes, arguments, nprocs=ranks, start_method="spawn", daemon=True
+        )
+        results = json.loads((Path(folder) / "results.json").read_text(encoding="utf-8"))
+    cluster = profile_of(results, ranks)
+    if path is not None:
+        write_cluster(cluster, path)
+    return cluster
+
+
+def profile_of(results: dict[str, Any], ranks: int) -> Cluster:
+    """The Cluster the figures of run_probes describe."""
+    rates: dict[str, float] = {}
+    for row in results["gemms"]:
+        rate = 2.0 * row["m"] * row["n"] * row["k"] / row["seconds"]
+        rates[row["dtype"]] = max(rates.get(row["dtype"], 0.0), rate)
+    peak = {dtype: _rounded(rate) for dtype, rate in rates.items()}
+    gemms = tuple(
+        GemmPoint(
+            row["m"],
+            row["n"],
+            row["k"],
+            _rounded(min(1.0, 2.0 * row["m"] * row["n"] * row["k"] / row["seconds"] / peak[row["dtype"]])),
+            row["dtype"],
+        )
+        for row in results["gemms"]
+    )
+    fused = tuple(
+        FusedPoint(row["op"], row["m"], row["n"], row["k"], ranks, _rounded(row["seconds"]), row["dtype"])
+        for row in results["fused"]
+    )
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    core = results["attention"]
+    device = Device(
+        name=f"{results['cpu']}, {results['threads']} thread(s)",
+        memory=total // ranks,
+        peak=peak,
+        memory_bandwidth=_rounded(results["copy_bytes_per_second"]),
+        efficiency=_rounded(max(point.efficiency for point in gemms if point.dtype == "fp32")),
+        attention_efficiency=_rounded(min(1.0, core["flops"] / core["seconds"] / peak["fp32"])),
+        memory_efficiency=1.0,
+        kernel_latency=_rounded(results["small_op_seconds"]),
+        slowdown=1.0,  # a core is its own copy engine: what it sends it does not compute meanwhile
+        gemms=gemms,
+        fused=fused,
+    )
+    curves = results["collectives"]
+    node = (
+        fit_link("interlace, shared memory", curves["interlace all_reduce"], ranks) if ranks > 1 else _LONELY
+    )
+    measured = {name: _described(fit_link(name, curve, ranks)) for name, curve in curves.items()}
+    return Cluster(
+        name=f"this machine, {ranks} processes",
+        device=device,
+        devices_per_node=ranks,
+        node=node,
+        source="measured by interlace plan --measure",
+        measured=measured,
+    )
+
+
+_LONELY = Link("none", bandwidth=1e9, latency=0.0, ranks=1, efficiency=1.0)
+
+
+def fit_link(name: str, curve: list[list[float]], ranks: int) -> Link:
+    """Latency and bandwidth from [bytes, seconds] points: T = a + 2 (n - 1) / n S / B, least relative squares.
+
+    For an all-reduce; a gather's or scatter's B is what an all-reduce of twice the time would have.
+    """
+    import numpy as np
+
+    sizes, seconds = np.array(curve, dtype=float).T
+    weights = 1.0 / seconds
+    columns = np.stack([np.ones_like(sizes), sizes], axis=1) * weights[:, None]
+    (latency, slope), *_ = np.linalg.lstsq(columns, seconds * weights, rcond=None)
+    if latency <= 0:  # all points are bound by bandwidth
+        latency, slope = 0.0, float(np.median(seconds / sizes))
+    if slope <= 0:  # all points are bound by latency
+        latency, slope = float(np.median(seconds)), float(seconds[-1] / sizes[-1])
+    volume = 2 * (ranks - 1) / ranks
+    return Link(name, _rounded(volume / float(slope)), _rounded(float(latency)), ranks, efficiency=1.0)
+
+
+def _described(link: Link) -> str:
+    return f"{link.latency * 1e6:.1f} us + bytes at {link.bandwidth / 1e9:.2f} GB/s"
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.6g}")

@@ -98,6 +98,21 @@ def mixed(rank: int, world_size: int) -> None:
                     )
 
 
+def large_tiles(rank: int, world_size: int) -> None:
+    """Tiles so large that the backward takes them in parts, and bands of several row blocks."""
+    for case in (
+        Case(heads=2, kv_heads=1, tokens=2048, batch=1),
+        Case(heads=2, kv_heads=1, tokens=2048, batch=1, window=700),
+        Case(heads=2, kv_heads=2, tokens=2048, batch=1, causal=False),
+    ):
+        for layout in LAYOUTS:
+            mine = held(layout, case, world_size, rank)
+            got = ours(ALGORITHMS["ring"], case, layout, rank, world_size)
+            for what, a, b in zip(NAMES, got, wanted(case, torch.float64, mine), strict=True):
+                if not (a - b).abs().max().item() < 1e-11 * (1 + b.abs().max().item()):
+                    raise AssertionError(f"{what}, {layout}, {case}: off by {(a - b).abs().max():.2e}")
+
+
 def within_bounds(rank: int, world_size: int) -> None:
     """The bound of every op: 1.5 x the error of unsharded attention in the same dtype, head sizes in use."""
     widths = (64, 80, 96, 128, 256)
@@ -203,6 +218,10 @@ def compiled(rank: int, world_size: int) -> None:
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_exact(world_size: int, backend: str) -> None:
     run_distributed(world_size, exact_everywhere, backend, timeout=180)
+
+
+def test_large_tiles() -> None:
+    run_distributed(2, large_tiles, timeout=180)
 
 
 def test_hierarchical() -> None:

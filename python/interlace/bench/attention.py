@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +15,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from .. import functional
 from ..context_parallel import work_of
 from ..functional.attention import LAYOUTS, spans_of
+from ..windows import window_bytes
 from .harness import Column, Session
+from .peak import peak_bytes
 
 __all__ = ["run"]
 
@@ -115,7 +115,8 @@ def _one(session: Session, problem: Problem, name: str, attend: Callable[..., An
     size, item = session.world_size, problem.dtype.itemsize
     work = work_of(layout, problem.tokens, size, cu_seqlens=problem.documents)
     block = 2 * problem.kv_heads * problem.tokens // size * problem.head_dim * item
-    peak, alone = _peak(lambda: _both(split, own)), _peak(lambda: _both(single, whole))
+    peak = peak_bytes(lambda: _both(split, own)) + window_bytes(session.group.name)
+    alone = peak_bytes(lambda: _both(single, whole))
     moved = work.kv_bytes(problem.kv_heads, problem.head_dim, item)
     session.add(
         algorithm=name, layout=layout, mask="8 documents" if problem.packed else "causal", tokens=problem.tokens,
@@ -144,23 +145,3 @@ def _both(attend: Callable[..., Tensor], tensors: list[Tensor]) -> tuple[Tensor,
         leaves = [t.detach().requires_grad_() for t in tensors[:3]]
         out = attend(*leaves)
         return out.detach(), *torch.autograd.grad(out, leaves, tensors[3])
-
-
-def _peak(call: Callable[[], object]) -> int:
-    """Bytes by which the process grows while it runs, from the kernel's high-water mark; 0 where it has none."""
-    try:
-        call()
-        ctypes.CDLL(None).malloc_trim(0)  # what earlier calls left with the allocator would hide the growth
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _status("VmRSS")
-        result = call()
-        peak = _status("VmHWM") - before
-        del result
-        return max(0, peak)
-    except (OSError, AttributeError):
-        return 0
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))

@@ -16,6 +16,7 @@ from .tiles import Tile
 __all__ = ["Accumulator", "Gradients"]
 
 ATEN = torch.ops.aten
+_SMALLEST = 256  # queries or keys of a part: below it the kernel loses
 
 
 class Accumulator:
@@ -71,14 +72,37 @@ class Gradients:
         """Add what the tile gives to `grad_q` and to grad_k, grad_v, which have the shape of the block k, v."""
         if not self._q.numel():
             return
-        rows, columns = (2, tile.row, tile.rows), (2, tile.column, tile.columns)
-        parts = _backward(
-            self._grad_out.narrow(*rows), self._q.narrow(*rows), k.narrow(*columns), v.narrow(*columns),
-            self._out.narrow(*rows), self._lse.narrow(*rows), tile, self._scale,
-        )  # fmt: skip
-        self.grad_q.narrow(*rows).add_(parts[0])
-        grad_k.narrow(*columns).add_(parts[1])
-        grad_v.narrow(*columns).add_(parts[2])
+        for part in _narrow(tile):
+            rows, columns = (2, part.row, part.rows), (2, part.column, part.columns)
+            grads = _backward(
+                self._grad_out.narrow(*rows), self._q.narrow(*rows), k.narrow(*columns), v.narrow(*columns),
+                self._out.narrow(*rows), self._lse.narrow(*rows), part, self._scale,
+            )  # fmt: skip
+            self.grad_q.narrow(*rows).add_(grads[0])
+            grad_k.narrow(*columns).add_(grads[1])
+            grad_v.narrow(*columns).add_(grads[2])
+            del grads  # before the next part makes its own
+
+
+def _narrow(tile: Tile) -> list[Tile]:
+    """A large tile in parts: what a part gives is held once more while it is added."""
+    if tile.band is not None:
+        return [tile]
+    rows = _halves(tile.row, tile.rows)
+    columns = _halves(tile.column, tile.columns)
+    parts = []
+    for i, (row, height) in enumerate(rows):
+        for j, (column, width) in enumerate(columns):
+            if not tile.causal or j <= i:
+                parts.append(Tile(row, height, column, width, causal=tile.causal and i == j))
+    return parts
+
+
+def _halves(begin: int, size: int) -> list[tuple[int, int]]:
+    if size < 2 * _SMALLEST:
+        return [(begin, size)]
+    half = size // 2
+    return [(begin, half), (begin + half, size - half)]
 
 
 def _mask(tile: Tile, q: Tensor) -> Tensor | None:

@@ -13,6 +13,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from ..modules.held import as_dtensor, local_part
 from .entries import Entry, agree, entries_of, tensors_by_place
+from .hugging_face import convert_names
 from .meta import allocated, materialise_buffers
 from .source import FullCheckpoint, Source, open_source
 
@@ -44,6 +45,7 @@ def load_full_state_dict(
         problem: Exception | None = None
         try:
             open_source(OP, source, checkpoint)
+            convert_names(model, entries, checkpoint)
             plan = _Plan(model, entries, checkpoint)
             plan.check(strict)
             _check_fsdp(model, entries)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -77,8 +77,14 @@ class FullCheckpoint:
         return part
 
     def value(self, name: str) -> Any:
-        """What is no tensor."""
+        """A value as it is: a tensor, something with get_shape() that is read by slices, or what is no tensor."""
         return self._values[name]
+
+    def replace(self, names: Iterable[str], values: Mapping[str, Any]) -> None:
+        """Put `values` in the place of what has these names."""
+        for name in names:
+            del self._values[name]
+        self._values.update(values)
 
 
 def open_source(op: str, source: Source, checkpoint: FullCheckpoint) -> None:

@@ -146,6 +146,7 @@ def _memory(rank: int, world_size: int, folder: str) -> None:
         for up, down in zip(range(4), range(4), strict=True):
             model.up[up] = ColumnParallelLinear.from_linear(model.up[up])
             model.down[down] = RowParallelLinear.from_linear(model.down[down])
+    model.bfloat16()  # the files hold fp32: nothing stays mapped
     entries = entries_of(model)
     with FullCheckpoint() as checkpoint, torch.no_grad():
         open_source("test", Path(folder), checkpoint)
@@ -153,13 +154,13 @@ def _memory(rank: int, world_size: int, folder: str) -> None:
         with Peak() as peak:
             _copy(model, plan, torch.device("cpu"))
         shard = sum(p.numel() * p.element_size() for p in model.parameters())
-        assert checkpoint.bytes_read == shard, f"read {checkpoint.bytes_read} bytes for a shard of {shard}"
+        assert checkpoint.bytes_read == 2 * shard, f"read {checkpoint.bytes_read} bytes for a shard of {shard}"
     tensor = 256 * 1024 * 4
     assert shard <= peak.most <= shard + tensor + 4096, f"{peak.most} bytes for {shard} + {tensor}"
 
 
 def test_a_rank_reads_its_shard_and_holds_one_tensor_more(tmp_path: Path) -> None:
-    """Catches reading whole tensors, or keeping them: 8 MiB of weights over 4 ranks."""
+    """Catches reading whole tensors, or keeping them: 8 MiB of weights over 4 ranks, converted to bf16."""
     torch.manual_seed(0)
     save_full(Wide(), tmp_path)
     run_distributed(4, _memory, str(tmp_path))
@@ -232,3 +233,32 @@ def test_an_index_that_lies_is_named(tmp_path: Path) -> None:
     index.write_text(json.dumps(listed))
     with pytest.raises(ValueError, match="lacks ghost, which the index places there"):
         load_full_state_dict(Net(), tmp_path)
+
+
+def _mapped(rank: int, world_size: int, folder: str) -> None:
+    path = Path(folder)
+    whole = Wide()
+    load_full_state_dict(whole, path)
+    before = {name: value.clone() for name, value in whole.state_dict().items()}
+    with torch.device("meta"):
+        model = Wide()
+        for place in range(4):
+            model.up[place] = ColumnParallelLinear.from_linear(model.up[place])
+            model.down[place] = RowParallelLinear.from_linear(model.down[place])
+    load_full_state_dict(model, path)
+    up = model.up[0].weight
+    assert up.untyped_storage().nbytes() == up.numel() * 4, "saves and copies would take the whole tensor along"
+    with torch.no_grad():
+        up.add_(1)
+    save_full(model, path)  # over the files that the parameters are mapped from
+    changed = {**before, "up.0.weight": before["up.0.weight"] + 1}
+    assert_shards(model, changed, rank)
+    load_full_state_dict(whole, path)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, changed[name]), name
+
+
+def test_mapped_parameters_are_written_without_touching_the_file(tmp_path: Path) -> None:
+    """Training must not write into the checkpoint, nor saving over it pull the memory from under the parameters."""
+    save_full(Wide(), tmp_path)
+    run_distributed(2, _mapped, str(tmp_path))

@@ -69,6 +69,14 @@ def test_worlds_of_one_family_share_a_line_with_the_worst_of_each() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("option", ["--json", "--write"])
+def test_a_folder_that_is_not_there_is_told_before_the_trial(option: str, tmp_path: Path) -> None:
+    """Not after all families have run."""
+    done = CliRunner().invoke(command.families, [option, str(tmp_path / "no" / "file")])
+    assert done.exit_code == 2
+    assert "folder does not exist" in done.output
+
+
 def test_a_typing_mistake_names_the_families() -> None:
     """The names are not the class names of transformers, so a wrong one must show them."""
     done = CliRunner().invoke(command.families, ["--only", "gtp2"])

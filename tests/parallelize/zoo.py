@@ -60,6 +60,7 @@ ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
     "neox_2_heads": ("GPTNeoXConfig", "GPTNeoXForCausalLM", BASE | {"hidden_size": 16, "num_attention_heads": 2}),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", GPT2),
     "gpt2_5_heads": ("GPT2Config", "GPT2LMHeadModel", GPT2 | {"n_embd": 40, "n_head": 5}),
+    "gpt2_cross": ("GPT2Config", "GPT2LMHeadModel", GPT2 | {"add_cross_attention": True}),
     "bigcode": ("GPTBigCodeConfig", "GPTBigCodeForCausalLM", GPT2),
     "bigcode_heads": ("GPTBigCodeConfig", "GPTBigCodeForCausalLM", GPT2 | {"multi_query": False}),
     "mpt": ("MptConfig", "MptForCausalLM", {"vocab_size": 61, "d_model": 48, "n_heads": 6, "n_layers": 2}),
@@ -79,6 +80,7 @@ ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
     "t5_gated": ("T5Config", "T5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu"}),
     "t5_2_heads": ("T5Config", "T5ForConditionalGeneration", T5 | {"num_heads": 2}),
     "whisper": ("WhisperConfig", "WhisperForConditionalGeneration", WHISPER),
+    "bert_cross": ("BertConfig", "BertLMHeadModel", BASE | SIX | {"is_decoder": True, "add_cross_attention": True}),
     "bart": ("BartConfig", "BartForConditionalGeneration", PAIR),
     "gptj": ("GPTJConfig", "GPTJForCausalLM", GPT2 | {"rotary_dim": 4}),
     "starcoder2": ("Starcoder2Config", "Starcoder2ForCausalLM", KV3),
@@ -117,6 +119,9 @@ def inputs(model: nn.Module) -> dict[str, Tensor]:
         return {"pixel_values": torch.randn(2, 3, 8, 8, generator=generator, dtype=torch.float64)}
     if config.is_encoder_decoder:
         return {"input_ids": ids, "decoder_input_ids": ids[:, :5]}
+    if getattr(config, "add_cross_attention", False):
+        states = torch.randn(2, 4, 48, generator=generator, dtype=torch.float64)
+        return {"input_ids": ids, "encoder_hidden_states": states}
     mask = torch.ones_like(ids)
     mask[0, -2:] = 0  # not the first: a row that sees nothing is NaN where fp64 masks are cast to fp32
     return {"input_ids": ids, "attention_mask": mask}

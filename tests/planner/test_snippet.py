@@ -39,7 +39,9 @@ def source(**sizes: Any) -> str:
     layout = Layout(**{"dp": 1, "tp": 1, "pp": 1, "cp": 1, "zero": 0, "microbatches": 2, **sizes})
     text = training_snippet(layout, TRAINING, 4, config=TINY)
     assert "dist.destroy_process_group()\n" in text
-    return text.replace("dist.destroy_process_group()\n", "")
+    text = text.replace("dist.destroy_process_group()\n", "")
+    # attention is replaced for the whole process, and the workers live on
+    return text.replace("replace_attention(Context", "restore = replace_attention(Context")
 
 
 def execute(program: str) -> dict[str, Any]:
@@ -81,10 +83,20 @@ def unsplit_losses(replicas: int, program: str) -> list[float]:
 
 
 def _whole(rank: int, world_size: int, programs: list[tuple[int, str]]) -> list[tuple[float, float]]:
-    """(loss after three steps, the unsplit one) of each program; the loss is this rank's."""
+    """(loss after three steps, the unsplit one) of each program, where the last rank is.
+
+    The loss is that of the last replica: the mean over its context ranks, which have equally many tokens.
+    """
+    import torch.distributed as dist
+
     found = []
     for replicas, program in programs:
-        loss = execute(program)["loss"].item()
+        left = execute(program)
+        loss, mesh = left["loss"].detach(), left["mesh"]
+        dist.all_reduce(loss, group=mesh["cp"].get_group())
+        loss = loss.item() / mesh["cp"].size()
+        left.get("restore", int)()
+        del left, mesh
         gc.collect()  # the program's functions and its names hold each other, and with them its groups
         if rank == world_size - 1:
             found.append((loss, unsplit_losses(replicas, program)[-1]))
@@ -111,32 +123,35 @@ def _unsplit_stages(left: dict[str, Any], parts: list[tuple[list[int], dict[str,
 
 def _pipelined(rank: int, world_size: int, programs: list[str]) -> list[tuple[float, float]]:
     """(loss of one step, loss of the stages' weights put together) of each program, where the last stage is."""
-    import torch.distributed as dist
-
     found = []
     for program in programs:
-        left = execute(
-            program.replace("STEPS = 1, 2, 12, 3", "STEPS = 1, 2, 12, 1").replace("lr=1e-4", "lr=0.0")
-        )
-        mine = []
-        for stage in left["stages"]:
-            weights = full_state_dict(stage.submod.model)
-            mine.append((list(left["PARTS"][stage.stage_index]), weights))
-        every: list[Any] = [None] * world_size
-        dist.all_gather_object(every, mine)
-        if rank == world_size - 1:
-            found.append(
-                (left["loss"].item(), _unsplit_stages(left, [part for parts in every for part in parts]))
-            )
+        found += _one_pipelined(rank, world_size, program)
+        gc.collect()
     return found
 
 
-def test_data_and_tensor_parallel_programs_train_like_the_unsplit_model() -> None:
+def _one_pipelined(rank: int, world_size: int, program: str) -> list[tuple[float, float]]:
+    import torch.distributed as dist
+
+    left = execute(program.replace("STEPS = 1, 2, 12, 3", "STEPS = 1, 2, 12, 1").replace("lr=1e-4", "lr=0.0"))
+    mine = [
+        (list(left["PARTS"][stage.stage_index]), full_state_dict(stage.submod.model))
+        for stage in left["stages"]
+    ]
+    every: list[Any] = [None] * world_size
+    dist.all_gather_object(every, mine)
+    if rank < world_size - 1:
+        return []
+    return [(left["loss"].item(), _unsplit_stages(left, [part for parts in every for part in parts]))]
+
+
+def test_data_tensor_and_context_parallel_programs_train_like_the_unsplit_model() -> None:
     """Losses after two optimizer steps: gradients summed once too often or not at all would show in the third."""
     programs = [
         (2, source(dp=2, zero=1, sequence_parallel=False)),
         (1, source(tp=2)),
         (2, source(dp=2, zero=0, sequence_parallel=False)),
+        (1, source(cp=2, zero=1, sequence_parallel=False)),
     ]
     for ours, unsplit in run_distributed(2, _whole, programs)[-1]:
         assert ours == pytest.approx(unsplit, abs=2e-5)
@@ -165,7 +180,7 @@ def test_all_axes_of_four_ranks_train() -> None:
 
 
 def test_every_layout_gives_a_program_that_compiles() -> None:
-    """Also those whose devices are not here: context parallelism, two replicas without ZeRO, recomputation."""
+    """Also those that no other test runs: two axes beside stages, two replicas without ZeRO, recomputation."""
     for sizes in (
         {"cp": 2, "dp": 2, "zero": 1},
         {"cp": 2, "dp": 1, "pp": 2, "zero": 1},
@@ -174,7 +189,7 @@ def test_every_layout_gives_a_program_that_compiles() -> None:
     ):
         program = source(**sizes)
         compile(program, "layout.py", "exec")
-        assert ("context_parallel(" in program) == (sizes.get("cp", 1) > 1)
+        assert ("replace_attention(" in program) == (sizes.get("cp", 1) > 1)
     assert "sys.argv[1]" in training_snippet(Layout(2, 1, 1, 1), TRAINING, 4)
 
 

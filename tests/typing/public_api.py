@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 import interlace
 from interlace import functional
@@ -56,3 +57,13 @@ def failures() -> type[RuntimeError]:
     except interlace.CollectiveAborted:
         return interlace.CollectiveAborted
     return RuntimeError
+
+
+def doors(linear: nn.Linear, mesh: DeviceMesh) -> list[str]:
+    plan: ParallelStyle = interlace.styles.ColumnLinear(gather_output=True)
+    parallelize_module(linear, mesh, plan)
+    with interlace.provide_symm_mem_ops(("cpu",)) as handle:
+        assert not handle.closed
+    with interlace.hf.enable() as enabled:
+        names = [*enabled.ours, *enabled.stock]
+    return names + [row.name for row in interlace.hf.report(linear)]

@@ -13,7 +13,8 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from ..modules.held import as_dtensor, local_part
 from .entries import Entry, agree, entries_of, tensors_by_place
-from .meta import allocated, materialise_buffers
+from .hugging_face import convert_names
+from .meta import allocated, like, materialise_buffers
 from .source import FullCheckpoint, Source, open_source
 
 __all__ = ["load_full_state_dict"]
@@ -31,8 +32,9 @@ def load_full_state_dict(
     more. Values are converted to the dtype of the parameters.
 
     A model that was built and split on the meta device gets its memory here, on `device`: parameters, buffers of the
-    checkpoint, and buffers that no checkpoint has, which Hugging Face models compute themselves. Ties stay: a tied
-    parameter is read once, under any of its names.
+    checkpoint, and buffers that no checkpoint has, which Hugging Face models compute themselves. On the CPU a part
+    that lies in one piece and in the parameter's dtype in a safetensors file stays mapped, as from_pretrained has it:
+    pages are read when used, and copied when written. Ties stay: a tied parameter is read once, under any name.
 
     Raises RuntimeError in torch's words for a wrong shape and, with strict, for missing or unexpected keys; ValueError
     for buffers that cannot be computed; on every rank of the groups, with the model unchanged. Collective.
@@ -44,6 +46,7 @@ def load_full_state_dict(
         problem: Exception | None = None
         try:
             open_source(OP, source, checkpoint)
+            convert_names(model, entries, checkpoint)
             plan = _Plan(model, entries, checkpoint)
             plan.check(strict)
             _check_fsdp(model, entries)
@@ -140,11 +143,37 @@ def _copy(model: nn.Module, plan: _Plan, device: torch.device) -> None:
             modules[entry.key.rpartition(".")[0]].set_extra_state(plan.checkpoint.value(key))
             continue
         value = here.get(entry.key, value)  # the state dict has a plain copy of a packed weight
-        if value.is_meta:
-            value = allocated(value, device)
-            for held, name in places.get(id(entry.value), []):
-                held[name] = value
-        _fill(value, entry, plan.checkpoint, key)
+        if not value.is_meta:
+            _fill(value, entry, plan.checkpoint, key)
+            continue
+        fresh = _mapped(value, entry, plan.checkpoint, key, device)
+        if fresh is None:
+            fresh = allocated(value, device)
+            _fill(fresh, entry, plan.checkpoint, key)
+        for held, name in places.get(id(entry.value), []):
+            held[name] = fresh
+
+
+def _mapped(
+    value: Tensor, entry: Entry, checkpoint: FullCheckpoint, key: str, device: torch.device
+) -> Tensor | None:
+    """A meta tensor's part of a mapped file as it lies there, without a copy; None when it is not in one piece."""
+    boxes = entry.boxes(value)
+    if (
+        as_dtensor(value) is not None
+        or device.type != "cpu"
+        or len(boxes) != 1
+        or not checkpoint.is_mapped(key)
+    ):
+        return None
+    if boxes[0].size[1:] != entry.whole_shape[1:] or checkpoint.dtype(key) != value.dtype:
+        return None
+    part = checkpoint.read(key, boxes[0].slices)
+    size, start = part.numel() * part.element_size(), part.storage_offset() * part.element_size()
+    # a storage of its own: torch.save and deepcopy take whole storages
+    storage = part.untyped_storage()[start : start + size]
+    own = torch.empty(0, dtype=part.dtype).set_(storage, 0, part.shape, part.stride())
+    return like(value, own)
 
 
 def _fill(value: Tensor, entry: Entry, checkpoint: FullCheckpoint, key: str) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .entries import tensors_by_place
 
-__all__ = ["allocated", "materialise", "materialise_buffers"]
+__all__ = ["allocated", "like", "materialise", "materialise_buffers"]
 
 
 def materialise(model: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
@@ -31,10 +31,14 @@ def materialise(model: nn.Module, device: torch.device | str = "cpu") -> nn.Modu
 
 def allocated(value: Tensor, device: torch.device) -> Tensor:
     """Memory of the shape and kind of a meta tensor."""
-    empty = torch.empty_like(value, device=device)
+    return like(value, torch.empty_like(value, device=device))
+
+
+def like(value: Tensor, memory: Tensor) -> Tensor:
+    """`memory` as a parameter, if the meta tensor `value` is one."""
     if not isinstance(value, nn.Parameter):
-        return empty
-    param = nn.Parameter(empty, requires_grad=value.requires_grad)
+        return memory
+    param = nn.Parameter(memory, requires_grad=value.requires_grad)
     param.__dict__.update(value.__dict__)  # marks that others left on it
     return param
 

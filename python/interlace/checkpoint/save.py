@@ -102,7 +102,9 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> None:
             f"writing {path} needs the package safetensors (pip install safetensors)"
         ) from error
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, metadata={"format": "pt"})
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    save_file(tensors, unfinished, metadata={"format": "pt"})
+    unfinished.replace(path)  # parameters may be mapped from a file of this name, which must stay as it is
 
 
 def _write_index(folder: Path, files: dict[str, list[Entry]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,6 +31,7 @@ class FullCheckpoint:
         self.bytes_read = 0
         self._values: dict[str, Any] = {}  # tensors, safetensors' slices, extra state
         self._files = ExitStack()
+        self._mapped: tuple[type, ...] = ()
 
     def __enter__(self) -> FullCheckpoint:
         return self
@@ -48,6 +49,7 @@ class FullCheckpoint:
         if path.suffix == ".safetensors":
             opened = self._files.enter_context(_safe_open(path))
             found: Mapping[str, Any] = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            self._mapped = tuple({type(value) for value in found.values()})
         else:
             found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         missing = (names or set()) - set(found)
@@ -69,6 +71,18 @@ class FullCheckpoint:
             return tuple(value.shape)
         return tuple(value.get_shape()) if hasattr(value, "get_shape") else None
 
+    def is_mapped(self, name: str) -> bool:
+        """True when the tensor lies in a safetensors file as it is."""
+        return isinstance(self._values[name], self._mapped)
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of a tensor."""
+        value = self._values[name]
+        if isinstance(value, Tensor):
+            return value.dtype
+        nothing: Tensor = value[(slice(0, 0),) * len(value.get_shape())]
+        return nothing.dtype
+
     def read(self, name: str, slices: tuple[slice, ...]) -> Tensor:
         """The slice of a tensor, on the CPU or where the state dict has it; () for a tensor of no dims."""
         value = self._values[name]
@@ -77,8 +91,14 @@ class FullCheckpoint:
         return part
 
     def value(self, name: str) -> Any:
-        """What is no tensor."""
+        """A value as it is: a tensor, something with get_shape() that is read by slices, or what is no tensor."""
         return self._values[name]
+
+    def replace(self, names: Iterable[str], values: Mapping[str, Any]) -> None:
+        """Put `values` in the place of what has these names."""
+        for name in names:
+            del self._values[name]
+        self._values.update(values)
 
 
 def open_source(op: str, source: Source, checkpoint: FullCheckpoint) -> None:

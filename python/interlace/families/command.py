@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["families"]
 
+FILE_WIDTH = 110  # columns where there is no terminal that says
+
 
 @click.command()
 @click.option(
@@ -58,6 +60,9 @@ def families(
         chosen = [family.name for family in named(only)]
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--only") from error
+    for option, path in (("--json", json_path), ("--write", write)):
+        if path not in (None, "-") and not Path(path).absolute().parent.is_dir():
+            raise click.BadParameter(f"{path}: its folder does not exist", param_hint=option)
     rows = _rows(worlds, chosen)
     _tell(rows, json_path)
     failed = [row for row in rows if not row.passed]
@@ -97,6 +102,8 @@ def _tell(rows: Sequence[Row], json_path: str | None) -> None:
     from interlace.families.table import MEANING, terminal_table, versions
 
     console = Console(stderr=json_path == "-", highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = FILE_WIDTH
     console.print(terminal_table(rows))
     console.print(MEANING, markup=False)
     console.print(", ".join(f"{name} {number}" for name, number in versions().items()), markup=False)

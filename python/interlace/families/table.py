@@ -6,20 +6,22 @@ import platform
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from interlace.families.check import LIMIT, NEW_TOKENS, Row
 
-__all__ = ["page", "terminal_table", "versions"]
+__all__ = ["page", "terminal_table", "together", "versions"]
 
 COLUMNS = ("family", "model", "world", "forward", "gradients", "dynamic", "static", "plan", "fused", "split")
+SHORT = {"forward": "fwd", "gradients": "grads"}
 MEANING = f"""\
 Each family is a small random model in fp32, split by `interlace.parallelize(model, mesh)` and compared with the
 unsplit model. forward, gradients: relative error (Frobenius norm) of the logits, and the largest of any
 parameter; a row fails above {LIMIT:.0e}. dynamic, static: {NEW_TOKENS} greedy tokens by `generate` with that KV
-cache are those of the unsplit model; `-`: the family does not generate. plan: where the plan came from. fused:
-modules whose collective runs inside the matrix product, of those that have one. split: share of the parameters
-that is cut; the rest is held by every rank."""
+cache are those of the unsplit model; `-`: the family does not generate. plan: where it came from, the model's
+own base_model_tp_plan (hf) or the structure of its modules. fused: modules whose collective runs inside the
+matrix product, of those that have one. split: share of the parameters that is cut; the rest is on every rank."""
 
 
 def versions() -> dict[str, str]:
@@ -36,13 +38,15 @@ def _version(name: str) -> str:
 
 
 def terminal_table(rows: Sequence[Row]) -> Table:
-    """One line per family and world; failures in red. The caller tells why they failed."""
-    table = Table()
+    """One line per family, the worst of its worlds; failures in red. The caller tells why they failed."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for name in (*COLUMNS, "result"):
         if name != "model":  # the classes are for the page: a terminal has 80 columns
             right = name in ("world", "forward", "gradients", "fused", "split")
-            table.add_column(name, justify="right" if right else "left", no_wrap=name != "family")
-    for row in rows:
+            table.add_column(
+                SHORT.get(name, name), justify="right" if right else "left", no_wrap=name != "family"
+            )
+    for row in together(rows):
         title, _, *rest = cells(row)
         table.add_row(title, *rest, "ok" if row.passed else "FAILED", style=None if row.passed else "red")
     return table
@@ -60,7 +64,7 @@ def page(rows: Sequence[Row], command: str) -> str:
         "",
         f"| {' | '.join(COLUMNS)} |",
         f"|{' --- |' * len(COLUMNS)}",
-        *(f"| {' | '.join(cells(row))} |" for row in _together(rows)),
+        *(f"| {' | '.join(cells(row))} |" for row in together(rows)),
         "",
         "A family that is not listed may work too: `parallelize` knows blocks, not names. One that it does not",
         "understand raises and leaves the model as it was.",
@@ -79,13 +83,13 @@ def cells(row: Row) -> tuple[str, ...]:
         _error(row.gradients),
         _answer(row.dynamic),
         _answer(row.static),
-        row.source or "-",
+        row.source.replace("base_model_tp_plan", "hf") or "-",
         f"{row.fused}/{row.collectives}" if row.collectives else "-",
         f"{row.split:.0%}" if row.split else "-",
     )
 
 
-def _together(rows: Iterable[Row]) -> list[Row]:
+def together(rows: Iterable[Row]) -> list[Row]:
     """Rows of one family in several worlds as one: the worst of each."""
     groups: dict[str, list[Row]] = {}
     for row in rows:

@@ -15,7 +15,7 @@ from torch import _C, Tensor
 from ..errors import translated
 from ..ops import routed
 
-__all__ = ["below_autograd", "register", "requires_grad", "will_need"]
+__all__ = ["below_autograd", "call", "register", "requires_grad", "will_need"]
 
 _LIB = torch.library.Library("interlace", "IMPL")
 
@@ -37,6 +37,17 @@ def _owned(out: Any) -> Any:
     if isinstance(out, Tensor):
         return out.clone() if out._is_view() else out
     return type(out)(_owned(part) for part in out) if isinstance(out, tuple | list) else out
+
+
+def call(op: torch._ops.OpOverload, group_name: str, *args: Any) -> Any:
+    """Call an op. Without gradients the Autograd kernel, which is Python, is skipped: that is most of the overhead."""
+    try:
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return op(*args)
+        with _C._AutoDispatchBelowAutograd():
+            return routed(op, group_name)(*args)
+    except RuntimeError as error:
+        raise translated(error) from None
 
 
 def requires_grad(*tensors: Tensor | None) -> bool:

@@ -35,29 +35,30 @@ def first_entry(op: str, entries: int, vocab_size: int, vocab_start: int | None,
 
 def check_ids(
     op: str, what: str, ids: Tensor, vocab_size: int, info: GroupInfo, ignore_index: int | None = None
-) -> None:
-    """ids [..] int32 or int64 in [0, vocab_size), or equal to ignore_index.
+) -> tuple[int, int] | None:
+    """ids [..] int32 or int64 in [0, vocab_size), or equal to ignore_index; returns the least and the greatest.
 
-    On a GPU and in compiled code the values are checked without waiting for them, by an assertion of the device.
+    On a GPU and in compiled code the values are checked without waiting for them, by an assertion of the device, and
+    nothing is known of them here: None.
     """
-    if ids.dtype not in (torch.int32, torch.int64):
+    if ids.dtype not in (torch.int64, torch.int32):
         refuse(info, TypeError, f"{op}: {what} is {ids.dtype}; expected int32 or int64")
     if ids.is_cuda or torch.compiler.is_compiling():
         torch._assert_async(~_outside(ids, vocab_size, ignore_index).any(), f"{op}: {what} is out of range")
-        return
+        return None
     if ids.is_meta or not ids.numel():
-        return
-    low, high = torch.aminmax(ids)
-    if int(low) >= 0 and int(high) < vocab_size:
-        return
-    wrong = ids[_outside(ids, vocab_size, ignore_index)]
-    if wrong.numel():
-        refuse(
-            info,
-            ValueError,
-            f"{op}: {what} holds {int(wrong[0])}; expected 0 to {vocab_size - 1}"
-            + ("" if ignore_index is None else f" or ignore_index={ignore_index}"),
-        )
+        return None
+    low, high = (int(bound) for bound in torch.aminmax(ids))
+    if low < 0 or high >= vocab_size:
+        wrong = ids[_outside(ids, vocab_size, ignore_index)]
+        if wrong.numel():
+            refuse(
+                info,
+                ValueError,
+                f"{op}: {what} holds {int(wrong[0])}; expected 0 to {vocab_size - 1}"
+                + ("" if ignore_index is None else f" or ignore_index={ignore_index}"),
+            )
+    return low, high
 
 
 def _outside(ids: Tensor, vocab_size: int, ignore_index: int | None) -> Tensor:
@@ -66,7 +67,9 @@ def _outside(ids: Tensor, vocab_size: int, ignore_index: int | None) -> Tensor:
 
 
 def places(ids: Tensor, start: int, entries: int) -> tuple[Tensor, Tensor]:
-    """Place of each id among this rank's entries, 0 for those of other ranks; and which those are."""
-    place = ids - start
-    outside = (place < 0) | (place >= entries)
-    return place.masked_fill(outside, 0), outside
+    """Place of each id among this rank's entries, any for those of other ranks; and which those are."""
+    wanted = ids - start
+    if not entries:
+        return torch.zeros_like(wanted), torch.ones_like(wanted, dtype=torch.bool)
+    place = wanted.clamp(0, entries - 1)
+    return place, place.ne(wanted)

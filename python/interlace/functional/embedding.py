@@ -9,38 +9,58 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..groups import Group, resolve
+from ..ops import OPS
+from ._autograd import call, requires_grad
 from ._check import check_dim
 from ._vocabulary import check_ids, first_entry, places
-from .collectives import reduce_scatter
-from .regions import reduce_from_region
 
 __all__ = ["vocab_parallel_embedding"]
 
 
-class _Lookup(torch.autograd.Function):
-    """Y = W[ids], zeros for ids of other ranks; dW = sum of dY over the places of each id."""
+def _own_rows(weight: Tensor, ids: Tensor, start: int, bounds: tuple[int, int] | None) -> Tensor:
+    """W[ids] where this rank holds the row, zeros elsewhere. bounds: the least and the greatest id, if known."""
+    entries, features = weight.shape
+    if not entries or (bounds is not None and (bounds[1] < start or bounds[0] >= start + entries)):
+        return weight.new_zeros(*ids.shape, features)
+    if bounds is not None and bounds[0] >= start and bounds[1] < start + entries:
+        return F.embedding(ids - start if start else ids, weight)
+    place, outside = places(ids, start, entries)
+    return F.embedding(place, weight).masked_fill_(outside.unsqueeze(-1), 0)
+
+
+def _summed(rows: Tensor, group_name: str, scatter_dim: int | None) -> Tensor:
+    if scatter_dim is None:
+        return call(OPS.all_reduce.default, group_name, rows, group_name)
+    return call(OPS.reduce_scatter.default, group_name, rows, scatter_dim, group_name, None)
+
+
+class _VocabParallelEmbedding(torch.autograd.Function):
+    """Y = W[ids], summed over the ranks; dW = sum of dY over the places of each id of this rank.
+
+    options: start, padding, scale_grad_by_freq, group_name, scatter_dim, bounds.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, weight: Tensor, ids: Tensor, start: int, padding: int, scale_grad_by_freq: bool
-    ) -> Tensor:
-        entries, features = weight.shape
-        place, outside = places(ids, start, entries)
-        # the gradient has a row more, thrown away, for ids of other ranks: counted, but never with a row of ours
-        ctx.save_for_backward(place.masked_fill(outside, entries))
-        ctx.entries, ctx.padding, ctx.scale_grad_by_freq = entries, padding, scale_grad_by_freq
-        if not entries:
-            return weight.new_zeros(*ids.shape, features)
-        out = weight.index_select(0, place.flatten()).view(*ids.shape, features)
-        return out.masked_fill_(outside.unsqueeze(-1), 0)
+    def forward(ctx: Any, weight: Tensor, ids: Tensor, options: tuple) -> Tensor:
+        start, _, _, group_name, scatter_dim, bounds = options
+        rows = _own_rows(weight, ids, start, bounds)
+        ctx.options, ctx.entries, ctx.shape = options, weight.shape[0], rows.shape
+        ctx.save_for_backward(ids)
+        return _summed(rows, group_name, scatter_dim)
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor):
-        (place,) = ctx.saved_tensors
+        (ids,) = ctx.saved_tensors
+        start, padding, scale_grad_by_freq, group_name, scatter_dim, _ = ctx.options
+        if scatter_dim is not None:
+            grad_out = OPS.all_gather(grad_out, scatter_dim, group_name, ctx.shape[scatter_dim])
+        place, outside = places(ids, start, ctx.entries)
+        # a row more, thrown away, for ids of other ranks: they count, but never with a row of ours
+        place = place.masked_fill(outside, ctx.entries)
         rows = torch.ops.aten.embedding_dense_backward(
-            grad_out, place, ctx.entries + 1, ctx.padding, ctx.scale_grad_by_freq
+            grad_out, place, ctx.entries + 1, padding, scale_grad_by_freq
         )
-        return rows[: ctx.entries], None, None, None, None
+        return rows[: ctx.entries], None, None
 
 
 def vocab_parallel_embedding(
@@ -63,16 +83,17 @@ def vocab_parallel_embedding(
     vocabulary) gets no gradient; scale_grad_by_freq divides by how often an id occurs.
     ValueError for ids outside the vocabulary and for shards that do not fit it.
     """
-    info = resolve(group)
-    check_ids("vocab_parallel_embedding", "ids", ids, vocab_size, info)
-    start = first_entry("vocab_parallel_embedding", weight.shape[0], vocab_size, vocab_start, info)
+    op, info = "vocab_parallel_embedding", resolve(group)
+    bounds = check_ids(op, "ids", ids, vocab_size, info)
+    start = first_entry(op, weight.shape[0], vocab_size, vocab_start, info)
     if info.world_size == 1:
         return F.embedding(ids, weight, padding_idx, scale_grad_by_freq=scale_grad_by_freq)
+    if scatter_dim is not None:
+        check_dim(op, "scatter_dim", scatter_dim, ids.dim() + 1, info)
+    if not requires_grad(weight):
+        return _summed(_own_rows(weight, ids, start, bounds), info.name, scatter_dim)
     padding = -1
     if padding_idx is not None and start <= padding_idx < start + weight.shape[0]:
         padding = padding_idx - start
-    out = _Lookup.apply(weight, ids, start, padding, scale_grad_by_freq)
-    if scatter_dim is None:
-        return reduce_from_region(out, group=info.name)
-    check_dim("vocab_parallel_embedding", "scatter_dim", scatter_dim, out.dim(), info)
-    return reduce_scatter(out, group=info.name, dim=scatter_dim)
+    options = (start, padding, scale_grad_by_freq, info.name, scatter_dim, bounds)
+    return _VocabParallelEmbedding.apply(weight, ids, options)

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 import torch.nn.functional as F
-from torch import _C, Tensor
+from torch import Tensor
 
-from ..errors import translated
 from ..groups import Group, GroupInfo, resolve
-from ..ops import OPS, routed
+from ..ops import OPS
 from . import column, row  # noqa: F401  (register the gradients)
+from ._autograd import call
 from ._check import check_dim, check_gather_size, check_product
 from ._weights import op_weights, plain_weights
 
 __all__ = ["all_gather_linear", "column_linear", "linear_all_reduce", "linear_reduce_scatter"]
 
 Biases = Sequence[Tensor | None]
-
-
-def _call(op: torch._ops.OpOverload, group_name: str, *args: Any) -> Any:
-    """Call an op. Without gradients the Autograd kernel, which is Python, is skipped: that is most of the overhead."""
-    try:
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return op(*args)
-        with _C._AutoDispatchBelowAutograd():
-            return routed(op, group_name)(*args)
-    except RuntimeError as error:
-        raise translated(error) from None
 
 
 def _lists(
@@ -122,7 +111,7 @@ def all_gather_linear(
     if info.world_size == 1:
         gathered, outs = x, _local(x, weights, biases, packed_rows)
     else:
-        gathered, outs = _call(
+        gathered, outs = call(
             OPS.all_gather_gemm.default,
             info.name,
             x,
@@ -156,7 +145,7 @@ def column_linear(
     if info.world_size == 1:
         outs = _local(x, weights, biases, packed_rows)
     else:
-        outs = _call(OPS.column_gemm.default, info.name, x, weights, biases, info.name, packed_rows)
+        outs = call(OPS.column_gemm.default, info.name, x, weights, biases, info.name, packed_rows)
     return outs[0] if isinstance(weight, Tensor) else outs
 
 
@@ -174,9 +163,7 @@ def linear_reduce_scatter(
     if info.world_size == 1:
         return _local(x, weights, [bias], packed_rows)[0]
     rows = packed_rows[0] if packed_rows else None
-    return _call(
-        OPS.gemm_reduce_scatter.default, info.name, x, weights[0], bias, scatter_dim, info.name, rows
-    )
+    return call(OPS.gemm_reduce_scatter.default, info.name, x, weights[0], bias, scatter_dim, info.name, rows)
 
 
 def linear_all_reduce(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, group: Group) -> Tensor:
@@ -190,7 +177,7 @@ def linear_all_reduce(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, 
     if info.world_size == 1:
         return _local(x, weights, [bias], packed_rows)[0]
     rows = packed_rows[0] if packed_rows else None
-    return _call(OPS.gemm_all_reduce.default, info.name, x, weights[0], bias, info.name, rows)
+    return call(OPS.gemm_all_reduce.default, info.name, x, weights[0], bias, info.name, rows)
 
 
 def _local(
@@ -200,5 +187,5 @@ def _local(
     if packed_rows and torch.is_grad_enabled() and x.requires_grad:
         weights = plain_weights(weights, packed_rows, x.shape[-1], x.dtype)
     elif packed_rows:
-        return _call(OPS.column_gemm.default, "", x, weights, biases, "", packed_rows)
+        return call(OPS.column_gemm.default, "", x, weights, biases, "", packed_rows)
     return [F.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]

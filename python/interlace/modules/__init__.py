@@ -5,6 +5,7 @@ from .cache import KVCache, StaticKVCache
 from .cross_entropy import VocabParallelCrossEntropy
 from .dropout import ParallelDropout
 from .embedding import VocabParallelEmbedding, VocabParallelHead
+from .experts import ParallelExperts
 from .layout import ParameterLayout, layouts_of
 from .linear import ColumnParallelLinear, ParallelLinear, RowParallelLinear
 from .mlp import ParallelMLP
@@ -19,6 +20,7 @@ __all__ = [
     "KVCache",
     "ParallelAttention",
     "ParallelDropout",
+    "ParallelExperts",
     "ParallelLinear",
     "ParallelMLP",
     "ParameterLayout",

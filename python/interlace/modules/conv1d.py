@@ -136,6 +136,7 @@ class RowParallelConv1D(ParallelConv1D):
 
     split_dim = 0
     style = "row"
+    drop_input = True
 
     def __init__(
         self, whole: nn.Module, group: Group, shards: Shards | None, sequence_parallel: bool, parallel: bool
@@ -164,7 +165,7 @@ class RowParallelConv1D(ParallelConv1D):
         """x -> the sum over the ranks; see the class."""
         if not self.input_is_parallel:
             x = take(functional.copy_to_region(x, group=self.group_name), -1, self.shards.ranges(self.rank))
-        elif self.weight.shape[0] == 0:
+        elif self.drop_input and self.weight.shape[0] == 0:
             x = x.narrow(-1, 0, 0)
         if self.sequence_parallel:
             return functional.linear_reduce_scatter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,8 @@ from .split import SplitModule
 
 __all__ = ["ExpertForm", "ParallelExperts", "expert_form", "expert_shards"]
 
-ALIGNMENT = 8  # features: 16 bytes in bf16, which grouped products ask of a row
+ROW_BYTES = 16  # grouped products ask that of a row of the weights
+ALIGNMENT = ROW_BYTES // 2  # features: in bf16
 
 
 def expert_shards(features: int, world_size: int) -> Shards:
@@ -177,12 +179,22 @@ def without_hooks(module: nn.Module, *, children: bool = False) -> nn.Module:
 
 
 def _keep_aligned(module: nn.Module, shards: Shards, rank: int) -> None:
-    """Leave the grouped products to shards that are aligned as they ask; others go expert by expert."""
-    aligned = next(b for b in (ALIGNMENT, 4, 2, 1) if shards.total % b == 0)
+    """Leave grouped products to shards whose rows are aligned as they ask; others go expert by expert, with a warning.
+
+    They refuse rows that are no multiple of 16 bytes, so a shard may not go there when the whole could.
+    """
     config = getattr(module, "config", None)
-    if shards.sizes[rank] % aligned and config is not None:
-        module.config = copy.copy(config)
-        module.config._experts_implementation = "eager"
+    way = getattr(config, "_experts_implementation", "eager")
+    row = module.down_proj.element_size()  # type: ignore[operator, union-attr]
+    if way == "eager" or shards.total * row % ROW_BYTES or shards.sizes[rank] * row % ROW_BYTES == 0:
+        return
+    warnings.warn(
+        f"interlace: {shards.sizes[rank]} of {shards.total} features of an expert are not aligned to {ROW_BYTES} "
+        f"bytes, so this rank computes expert by expert instead of by {way!r}; split over fewer ranks to avoid it",
+        stacklevel=2,
+    )
+    module.config = copy.copy(config)
+    module.config._experts_implementation = "eager"  # type: ignore[union-attr]
 
 
 def expert_arguments(module: nn.Module) -> tuple[str, ...]:

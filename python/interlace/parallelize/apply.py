@@ -13,7 +13,7 @@ from .config_view import ConfigView
 from .conv1d import is_conv1d, split_conv1d
 from .dropout import add_dropout
 from .plan import Plan, Step
-from .sequence import DIM, GatherSequence, ScatterSequence, StandIn
+from .sequence import DIM, GatherSequence, ScatterSequence, StandIn, WholeOutputs
 
 __all__ = ["apply"]
 
@@ -107,22 +107,32 @@ def _tie(old: nn.Module, new: nn.Module, tied: dict[int, nn.Parameter]) -> None:
 
 
 def _cut_sequence(model: nn.Module, plan: Plan, info: GroupInfo) -> None:
-    length = SequenceLength()
+    stacks = {name.rpartition(".")[0]: SequenceLength() for name in plan.scatters}
+    if len(stacks) != len(plan.scatters) or stacks.keys() != {n.rpartition(".")[0] for n in plan.gathers}:
+        stacks = {"": SequenceLength()}  # given by hand: one sequence for all
+
+    def length_of(name: str) -> SequenceLength:
+        inside = [stack for stack in stacks if not stack or f"{name}.".startswith(f"{stack}.")]
+        return stacks[max(inside, key=len)] if inside else SequenceLength()
+
     for step in plan.steps.values():
         module = model.get_submodule(step.name)
         if hasattr(module, "sequence_length"):
-            module.sequence_length = length
+            module.sequence_length = length_of(step.name)
     for name in plan.scatters:
         model.get_submodule(name).register_forward_pre_hook(
-            ScatterSequence(length, info.name), with_kwargs=True
+            ScatterSequence(length_of(name), info.name), with_kwargs=True
         )
+        parts = name.split(".")
+        for around in {".".join(parts[:count]) for count in range(len(parts))}:
+            model.get_submodule(around).register_forward_pre_hook(WholeOutputs(), with_kwargs=True)
     for name in plan.gathers:
         model.get_submodule(name).register_forward_hook(
-            GatherSequence(length, info.name, info.rank, info.world_size)
+            GatherSequence(length_of(name), info.name, info.rank, info.world_size)
         )
     for name, (argument, projection) in plan.stand_ins.items():
         for linear in model.get_submodule(projection).shared_input.linears:
             linear.reads_gathered = True
         inner = projection.removeprefix(f"{name}." if name else "")
-        hook = StandIn(length, argument, inner, info.rank, info.world_size)
+        hook = StandIn(length_of(name), argument, inner, info.rank, info.world_size)
         model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True)

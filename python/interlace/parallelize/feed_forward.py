@@ -27,6 +27,7 @@ FEED_FORWARDS = (
     (("fc_in",), "fc_out"),
     (("dense_h_to_4h",), "dense_4h_to_h"),
     (("c_fc",), "c_proj"),
+    (("intermediate_dense",), "output_dense"),
     (("gate_up_proj",), "down_proj"),
     (("intermediate.dense",), "output.dense"),
 )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .. import functional
 from ..modules import ColumnParallelLinear, SequenceLength, SharedInput
 
-__all__ = ["GatherSequence", "ScatterSequence", "StandIn"]
+__all__ = ["GatherSequence", "ScatterSequence", "StandIn", "WholeOutputs"]
 
 DIM = -2  # [.., sequence, features]
 
@@ -46,6 +46,21 @@ class GatherSequence:
         size = self.length.of(y, DIM, self.rank, self.world_size)
         whole = functional.gather_from_region(y, group=self.group_name, dim=DIM, size=size)
         return whole if isinstance(output, Tensor) else (whole, *output[1:])
+
+
+class WholeOutputs:
+    """Forward pre-hook of every module around the cut layers: hidden states between these are no output.
+
+    Model code records them where they are shards of the sequence. ValueError when they are asked for.
+    """
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        by_config = getattr(getattr(module, "config", None), "output_hidden_states", False)
+        if kwargs.get("output_hidden_states", by_config):
+            raise ValueError(
+                f"{type(module).__name__}: output_hidden_states=True with sequence_parallel would return shards of the "
+                "sequence; parallelize without sequence_parallel"
+            )
 
 
 @dataclass

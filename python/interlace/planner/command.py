@@ -88,7 +88,7 @@ def _one_of(names: Any) -> str:
 
 @click.command(name="plan", cls=OneLineCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--model", help="A config.json, its folder, its text as JSON, or a name of --list.")
-@click.option("--cluster", default="h100x8", show_default=True, help="A preset of --list or a YAML file.")
+@click.option("--cluster", help="A preset of --list or a YAML file.  [default: h100x8]")
 @click.option("--gpus", type=int, help="Number of devices (ranks).")
 @click.option("--seq", type=int, help="Training: tokens per sequence.")
 @click.option("--global-batch", type=int, help="Training: sequences per optimizer step.")
@@ -119,7 +119,7 @@ def _one_of(names: Any) -> str:
 @click.option(
     "--verify",
     type=click.Path(dir_okay=False),
-    help="Compare the run.json of `interlace train` with the plan.",
+    help="Compare the run.json of `interlace train` with the plan; its time too, with --cluster.",
 )
 @click.option("--list", "listed", is_flag=True, help="List models and clusters that have a name.")
 def plan_command(**options: Any) -> None:
@@ -130,7 +130,7 @@ def plan_command(**options: Any) -> None:
         elif options["measure"]:
             _measure(options["measure"])
         elif options["verify"]:
-            _verify(options["verify"], options["as_json"])
+            _verify(options["verify"], options["cluster"], options["as_json"])
         else:
             _answer(options)
     except (ValueError, TypeError, OSError, ImportError) as error:
@@ -163,7 +163,7 @@ def solve(options: dict[str, Any]) -> Answer:
     if options["top"] < 1:
         raise ValueError(f"plan: --top {options['top']} must be at least 1")
     name, source, config = _model(options["model"])
-    arch, cluster = read_architecture(source), read_cluster(options["cluster"])
+    arch, cluster = read_architecture(source), read_cluster(options["cluster"] or "h100x8")
     workload = _serving(options) if options["serving"] else _training(options)
     given = {"serving": workload} if isinstance(workload, Serving) else {"training": workload}
     gpus, headroom = options["gpus"], options["headroom"]
@@ -265,15 +265,15 @@ def _print(answer: Answer, top: int, explained: bool) -> None:
 def _measure(path: str) -> None:
     from .measure import measure
 
-    click.echo(f"measuring this machine, about a minute; the result goes to {path}", err=True)
+    click.echo("measuring this machine, about a minute", err=True)
     cluster = measure(path)
     click.echo(f"{path}: {cluster.name}; use it with --cluster {path}")
 
 
-def _verify(path: str, as_json: bool) -> None:
+def _verify(path: str, cluster: str | None, as_json: bool) -> None:
     from .verify import verify
 
-    rows = verify(path)
+    rows = verify(path, cluster)
     if as_json:
         click.echo(json.dumps([asdict(row) for row in rows], indent=1))
         return
@@ -282,3 +282,5 @@ def _verify(path: str, as_json: bool) -> None:
     from .table import verification
 
     Console(width=None if sys.stdout.isatty() else 120).print(verification(rows))
+    if cluster is None:
+        click.echo("time is compared with --cluster PROFILE, which `interlace plan --measure PROFILE` writes")

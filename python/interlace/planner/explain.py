@@ -19,7 +19,7 @@ __all__ = ["Formula", "explain"]
 _ZERO = ("p + g + o", "p + g + o / N", "p + (g + o) / N", "(p + g + o) / N")
 _COLLECTIVE_SOURCES = {
     "tensor": "fused: max(product, communication) x (1 + slowdown), arXiv 2211.13878; volumes arXiv 2205.05198",
-    "context": "ring attention, arXiv 2310.01889; n - 1 messages behind n parts of the attention",
+    "context": "ring attention, arXiv 2310.01889; n - 1 messages behind n parts of the attention, slowed meanwhile",
     "experts": "alpha-beta all-to-all, Thakur et al. 2005, fused with the experts' products",
     "pipeline": "alpha-beta; filling and draining are exposed, arXiv 2104.04473 section 2.2",
     "data": "volumes arXiv 1910.02054 section 7; one bucket per layer, the last is exposed",

@@ -86,17 +86,17 @@ def behind_cost(cost: Cost, product: float) -> Cost:
 def ring_cost(size: float, group: Group, attention: float, device: Device) -> Cost:
     """Cost of passing `size` bytes (keys and values of a rank's tokens) around the ring while attention runs.
 
-    n - 1 messages; each travels behind one of the n parts of the attention of `attention` seconds, which slows by the
-    device's slowdown meanwhile: exposed = (n - 1) (fused_seconds(attention / n, message) - attention / n).
+    n - 1 messages of m seconds; each travels behind one of the n parts of the attention, a seconds long, which slows
+    by the device's slowdown while it does: exposed = (n - 1) (max(0, m - a) + slowdown x min(m, a)).
     Source: ring attention, arXiv 2310.01889.
     """
     if group.ranks == 1:
         return Cost()
     part = attention / group.ranks
     message = group.send(size)
-    exposed = max(0.0, fused_seconds(part, message, device.slowdown) - part)
+    exposed = max(0.0, message - part) + device.slowdown * min(message, part)
     hops = group.ranks - 1
-    return Cost(1, hops * size, hops * message, hops * min(exposed, message))
+    return Cost(hops, hops * size, hops * message, hops * exposed)
 
 
 def hidden_behind(seconds: float, window: float, pieces: int) -> float:

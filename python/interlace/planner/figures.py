@@ -39,7 +39,7 @@ class Bars:
     @property
     def highest(self) -> float:
         """The highest bar or the limit."""
-        totals = [sum(column) for column in zip(*self.values.values(), strict=True)]
+        totals: list[float] = [sum(column) for column in zip(*self.values.values(), strict=True)]
         return max([*totals, self.limit])
 
 

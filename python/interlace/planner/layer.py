@@ -15,12 +15,12 @@ from .workload import Training
 __all__ = ["LayerCost", "Split", "kv_bytes", "layer_cost"]
 
 # Products of one gathered input, and products whose output is summed over the ranks; one entry per collective.
-COLUMN = (
+COLUMN: tuple[tuple[str, ...], ...] = (
     ("qkv", "q", "q_down", "kv_down"),
     ("cross_qkv", "cross_q", "cross_q_down", "cross_kv_down"),
     ("up", "shared_up", "experts_up"),
 )
-ROW = (("o",), ("cross_o",), ("down", "shared_down", "experts_down"))
+ROW: tuple[tuple[str, ...], ...] = (("o",), ("cross_o",), ("down", "shared_down", "experts_down"))
 EXPERTS = ("experts_up", "experts_down")
 
 

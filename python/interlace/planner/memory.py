@@ -168,12 +168,14 @@ def stage_memory(
     flash: bool = True,
     dropout: bool = False,
     eager: bool = False,
+    gathered_logits: bool = False,
     workspaces: bool = True,
 ) -> MemoryBreakdown:
     """MemoryBreakdown of one rank of pipeline stage `stage`, bytes.
 
     Parameters by `model.stage_parameters`, states by ZeRO over DP x CP (experts over their own replicas), activations
     of the architecture's own layers x micro-batches in flight. flash, dropout, eager: see ActivationShape.
+    gathered_logits: each rank of TP has all of them, not its part of the vocabulary.
     Source: arXiv 1910.02054, arXiv 2205.05198.
     """
     precision = precision or Precision()
@@ -213,10 +215,11 @@ def stage_memory(
         ends += 2 * seq / cp * a.head_dim * precision.activations * (a.positions == 0)
     logits = gradient = 0.0
     if last and a.head in ("lm", "mlm"):
-        logits = logits_bytes(tokens, a.vocab, tp, logits=precision.activations)
+        cut = 1 if gathered_logits else tp
+        logits = logits_bytes(tokens, a.vocab, cut, logits=precision.activations)
         # unfused, the gradients of softmax and logits stand side by side in fp32
         gradient = logits_bytes(
-            tokens, a.vocab, tp, logits=4 if eager else precision.activations, loss=4 * eager
+            tokens, a.vocab, cut, logits=4 if eager else precision.activations, loss=4 * eager
         )
     # recomputation holds one layer in full; a backward holds the gradient of the widest value of a layer beside it
     whole = _held_activations(held, kept, "none")[1] if recompute == "full" else 0.0

@@ -83,7 +83,8 @@ def serving_layouts(
     Raises ValueError when no layout is legal, DoesNotFit naming the smallest replica that fits when none fits.
     """
     refused: Counter[str] = Counter()
-    found, short = [], []
+    found: list[Replica] = []
+    short: list[Replica] = []
     for tp, pp in _splits(arch, cluster, gpus, refused):
         one = replica(arch, cluster, serving, tp, pp, limit)
         (found if one.requests(serving.context) else short).append(one)
@@ -151,7 +152,7 @@ def _layout(arch: Architecture, cluster: Cluster, serving: Serving, gpus: int, o
         kv_cache=cache,
         reserved=cluster.device.reserved,
     )
-    notes = ()
+    notes: tuple[str, ...] = ()
     if per_replica < asked:
         notes = (
             f"{serving.concurrency} requests asked, {replicas * per_replica} fit at once; the others queue",

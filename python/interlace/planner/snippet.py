@@ -47,7 +47,7 @@ class Stage(nn.Module):
 
     def forward(self, x):
         given = {"inputs_embeds": x} if x.is_floating_point() else {"input_ids": x}
-        with torch.autocast(device, DTYPE, enabled=AUTOCAST):
+POSITIONS        with torch.autocast(device, DTYPE, enabled=AUTOCAST):
             return self.model.lm_head(self.model.get_decoder()(**given, use_cache=False).last_hidden_state)
 
 '''
@@ -57,6 +57,12 @@ torch.manual_seed(0)  # all ranks start from equal weights; from_pretrained load
 model = AutoModelForCausalLM.from_config(config)
 """
 
+_CONTEXT = [
+    'replace_attention(ContextAttention(mesh["cp"]))  # ring attention; every rank has a chunk from either end',
+    'whole = {"input_ids": torch.zeros(1, SEQ, dtype=torch.long, device=device)}',
+    'positions = shard_batch(whole, mesh["cp"]).inputs["position_ids"]',
+]
+
 _DATA = '''
 generator = torch.Generator(device).manual_seed(mesh["dp"].get_local_rank())
 
@@ -64,7 +70,8 @@ generator = torch.Generator(device).manual_seed(mesh["dp"].get_local_rank())
 def batch(sequences):
     """Random tokens, and for each the token that follows it."""
     tokens = torch.randint(config.vocab_size, (sequences, SEQ + 1), device=device, generator=generator)
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    ids, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    return ids, labels
 
 
 def loss_of(logits, labels):
@@ -72,6 +79,15 @@ def loss_of(logits, labels):
 
 
 '''
+
+
+_SHARDED = """    part = shard_batch({"input_ids": ids, "labels": labels}, mesh["cp"]).inputs
+    return part["input_ids"], part["labels"]
+"""
+
+
+def _data(layout: Layout) -> str:
+    return _DATA.replace("    return ids, labels\n", _SHARDED) if layout.cp > 1 else _DATA
 
 
 def launch_line(layout: Layout, per_node: int, program: str) -> str:
@@ -124,8 +140,8 @@ def training_snippet(
     """Python source that trains on random tokens for three steps under the layout and prints the loss.
 
     It is started by `launch_line`. config: the Hugging Face config to write into the program; without it the program
-    takes the config's folder (or config.json) as its argument. layers: of the model. With cp > 1 it uses torch's
-    context_parallel, whose attention needs CUDA.
+    takes the config's folder (or config.json) as its argument. layers: of the model.
+    With cp > 1 attention is the ring attention of interlace.context_parallel.
     """
     body = _staged(layout, training, layers) if layout.pp > 1 else _whole(layout, training)
     return _header(layout, training, per_node, config) + body + _FOOTER
@@ -146,11 +162,14 @@ def _imports(layout: Layout, argument: bool) -> list[str]:
         lines.append(
             f"from torch.distributed.pipelining import PipelineStage, {_SCHEDULE_CLASS[layout.schedule]}"
         )
-    if layout.cp > 1:
-        lines.append("from torch.distributed.tensor.experimental import context_parallel")
     standard = ["import copy"] * (layout.pp > 1) + ["import sys"] * argument
     lines = [*standard, *([""] if standard else []), *lines]
-    return [*lines, "from transformers import AutoConfig, AutoModelForCausalLM", "", "import interlace", ""]
+    lines += ["from transformers import AutoConfig, AutoModelForCausalLM", "", "import interlace"]
+    if layout.cp > 1:
+        lines.append(
+            "from interlace.context_parallel import ContextAttention, replace_attention, shard_batch"
+        )
+    return [*lines, ""]
 
 
 def _config_line(config: Mapping[str, Any] | None) -> str:
@@ -175,6 +194,7 @@ def _header(layout: Layout, training: Training, per_node: int, config: Mapping[s
         'device = "cuda" if torch.cuda.is_available() else "cpu"',
         f"mesh = init_device_mesh(device, ({sizes}), mesh_dim_names=({names}))",
         _config_line(config),
+        *(_CONTEXT if layout.cp > 1 else []),
         "",
     ]
     return "\n".join(lines)
@@ -209,11 +229,10 @@ def _prepare(layout: Layout, training: Training, name: str, decoder: str) -> lis
 def _whole(layout: Layout, training: Training) -> str:
     lines = _prepare(layout, training, "model", "model.get_decoder()")
     text = _MODEL + "\n".join(lines) + "\n"
-    text += "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)\n" + _DATA
+    text += "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)\n" + _data(layout)
     inner = ["ids, labels = batch(MICROBATCH)"]
     call = "model(input_ids=ids, use_cache=False)"
     if layout.cp > 1:
-        inner.append("positions = torch.arange(SEQ, device=device)[None]")
         call = "model(input_ids=ids, position_ids=positions, use_cache=False)"
     if layout.zero in (1, 2):
         # ZeRO-1 keeps whole sums until the last microbatch; ZeRO-2 and 3 scatter them after each
@@ -226,9 +245,6 @@ def _whole(layout: Layout, training: Training) -> str:
             f"with torch.autocast(device, {_TORCH_DTYPES[training.dtype]}):",
             f"    {compute[0]}",
         ]
-    if layout.cp > 1:
-        buffers = "buffers=[ids, labels, positions], buffer_seq_dims=[1, 1, 1]"
-        compute = [f'with context_parallel(mesh["cp"], {buffers}):', *(f"    {line}" for line in compute)]
     loop = ["for step in range(STEPS):", "    for number in range(MICROBATCHES):"]
     loop += [f"        {line}" for line in (*inner, *compute)]
     loop += ["    optimizer.step()", "    optimizer.zero_grad()"]
@@ -260,29 +276,27 @@ def _staged(layout: Layout, training: Training, layers: int) -> str:
         "for step in range(STEPS):",
         "    ids, labels = batch(MICROBATCH * MICROBATCHES)",
     ]
-    if layout.cp > 1:
-        run.append('    with context_parallel(mesh["cp"], buffers=[ids, labels], buffer_seq_dims=[1, 1]):')
     return (
         f"PARTS = [{parts}]\n\n"
-        + _STAGE.replace("DTYPE", _TORCH_DTYPES[training.dtype]).replace(
-            "AUTOCAST", str(not layout.zero and training.dtype != "fp32")
-        )
+        + _STAGE.replace("POSITIONS", '        given["position_ids"] = positions\n' if layout.cp > 1 else "")
+        .replace("DTYPE", _TORCH_DTYPES[training.dtype])
+        .replace("AUTOCAST", str(not layout.zero and training.dtype != "fp32"))
+        + "".join(f"\n{line}" for line in body if line.startswith(("data =", "policy =")))
         + '\nstages = []\nfor number in range(mesh.get_local_rank("pp"), len(PARTS), mesh["pp"].size()):\n'
-        + "".join(f"    {line}\n" for line in body)
-        + _DATA
-        + "\n".join([*run, *_schedule_step(layout)])
+        + "".join(f"    {line}\n" for line in body if not line.startswith(("data =", "policy =")))
+        + _data(layout)
+        + "\n".join([*run, *_schedule_step()])
         + "\n"
     )
 
 
-def _schedule_step(layout: Layout) -> list[str]:
-    indent = "        " if layout.cp > 1 else "    "
+def _schedule_step() -> list[str]:
     first = 'mesh.get_local_rank("pp") == 0'
     last = 'mesh.get_local_rank("pp") == mesh["pp"].size() - 1'
     return [
-        f"{indent}given, losses = (ids,) if {first} else (), []",
-        f"{indent}target = labels if {last} else None",
-        f"{indent}schedule.step(*given, target=target, losses=losses)",
+        f"    given, losses = (ids,) if {first} else (), []",
+        f"    target = labels if {last} else None",
+        "    schedule.step(*given, target=target, losses=losses)",
         "    optimizer.step()",
         "    optimizer.zero_grad()",
         '    loss = torch.stack(losses).mean() if losses else torch.tensor(float("nan"))',

@@ -13,10 +13,11 @@ from .layout import Layout
 from .memory import MemoryBreakdown
 from .model import count_parameters
 from .ranking import causes
+from .verify import Comparison
 from .words import count, duration, gigabytes, rate
 from .workload import Serving, Training
 
-__all__ = ["CATEGORIES", "headline", "print_layouts"]
+__all__ = ["CATEGORIES", "headline", "print_layouts", "verification"]
 
 CATEGORIES = tuple(item.name for item in fields(MemoryBreakdown))
 
@@ -71,6 +72,25 @@ def print_layouts(layouts: list[Layout], shown: int, console: Console) -> None:
     for note in best.notes:
         console.print(f"note: {note}", highlight=False)
     console.print(_placement(best), highlight=False)
+
+
+def verification(rows: list[Comparison]) -> Table:
+    """Predicted against measured by stage and category; a star marks categories too small to say anything."""
+    columns = [
+        ("stage", "r"),
+        ("what", "l"),
+        ("predicted", "r"),
+        ("measured", "r"),
+        ("error", "r"),
+        ("", "l"),
+    ]
+    table = _table("predicted against measured", columns)
+    for row in rows:
+        words = gigabytes if row.unit == "bytes" else duration
+        small = "" if row.large or row.unit != "bytes" else "*"
+        error = f"{row.error:+.1%}{small}"
+        table.add_row(str(row.stage), row.name, words(row.predicted), words(row.measured), error, row.note)
+    return table
 
 
 def _table(title: str, columns: list[tuple[str, str]]) -> Table:

@@ -79,6 +79,7 @@ def predicted_memory(settings: Mapping[str, Any], arch: Architecture, stage: int
         sequence_parallel=settings["sequence_parallel"] and settings["tp"] > 1,
         precision=Precision(element, element, 2 * element, element),
         eager=True,
+        gathered_logits=True,
         workspaces=False,  # shared memory, which is outside torch's allocator
     )
 

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from . import kernels_cuda
+from . import kernels_cuda, kernels_flash_attn
 from .tiles import Tile
 
 __all__ = ["Accumulator", "Gradients"]
@@ -117,6 +117,8 @@ def _mask(tile: Tile, q: Tensor) -> Tensor | None:
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, tile: Tile, scale: float) -> tuple[Tensor, Tensor]:
+    if q.is_cuda and kernels_flash_attn.serves(q, tile):
+        return kernels_flash_attn.forward(q, k, v, tile, scale)
     if q.is_cuda:
         return kernels_cuda.forward(q, k, v, tile.causal, _mask(tile, q), scale)
     out, lse = ATEN._scaled_dot_product_flash_attention_for_cpu(
@@ -128,6 +130,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, tile: Tile, scale: float) -> tuple
 def _backward(
     grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, tile: Tile, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if q.is_cuda and kernels_flash_attn.serves(q, tile):
+        return kernels_flash_attn.backward(grad_out, q, k, v, out, lse, tile, scale)
     if q.is_cuda:
         return kernels_cuda.backward(grad_out, q, k, v, out, lse, tile.causal, _mask(tile, q), scale)
     grads: tuple[Tensor, Tensor, Tensor] = ATEN._scaled_dot_product_flash_attention_for_cpu_backward(

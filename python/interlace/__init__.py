@@ -86,9 +86,11 @@ __all__ = [
 _LATER = {"context_parallel": "", "hf": "", "provide_symm_mem_ops": "symm_mem_ops", "styles": ""}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if not _LATER[name]:
-        return importlib.import_module(f".{name}", __name__)
-    return getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+if not TYPE_CHECKING:  # to a type checker a module with __getattr__ has every name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if not _LATER[name]:
+            return importlib.import_module(f".{name}", __name__)
+        return getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)

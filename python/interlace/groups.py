@@ -53,9 +53,15 @@ def _process_group(group: Group) -> dist.ProcessGroup:
             ) from None
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
+            names = group.mesh_dim_names
+            if names is None:
+                raise ValueError(
+                    f"interlace: expected a mesh of one axis, got {group.ndim} axes without names; name them "
+                    '(mesh_dim_names=("dp", "tp")) and pick one, for example mesh["tp"]'
+                )
             raise ValueError(
-                f"interlace: expected a mesh of one axis, got axes {group.mesh_dim_names or group.ndim}; "
-                'pick one, for example mesh["tp"]'
+                f"interlace: expected a mesh of one axis, got axes {names}; pick one, for example "
+                f'mesh["{"tp" if "tp" in names else names[-1]}"]'
             )
         return group.get_group()
     if isinstance(group, dist.ProcessGroup):

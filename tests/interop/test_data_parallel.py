@@ -128,3 +128,18 @@ def _mixed_precision(rank: int, world_size: int) -> None:
 def test_a_mixed_precision_policy_computes_in_bf16_and_reduces_in_fp32() -> None:
     """Bound: 1.5 x the error of the unsplit model in bf16, over all gradients of a rank."""
     run_distributed(4, _mixed_precision, timeout=120.0)
+
+
+def _wrong_group(rank: int, world_size: int) -> None:
+    mesh = DeviceMesh("cpu", torch.arange(4).view(2, 2), mesh_dim_names=("dp", "tp"))
+    split = parallelize(llama(4, 2, num_hidden_layers=1, vocab_size=62), mesh["tp"])
+    model = DistributedDataParallel(
+        split
+    )  # over all four ranks: the shards of two are those of the other two now
+    with pytest.raises(ValueError, match=r"over ranks \[., .\], which hold shards of one split model"):
+        loss_of(model, ids())
+
+
+def test_ddp_over_the_ranks_that_hold_shards_is_refused() -> None:
+    """It takes shards of equal shapes for replicas: no shape tells, and every number after that is wrong."""
+    run_distributed(4, _wrong_group)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import interlace
 from interlace.functional import copy_to_region
 from interlace.modules import ColumnParallelLinear, RowParallelLinear, SummedGradients
 from interlace.parallelize import parallelize, report, split_adapters
@@ -131,6 +133,30 @@ def _own(rank: int, world_size: int) -> None:
 def test_an_adapter_of_ones_own_reads_the_gathered_input_of_attention(world_size: int) -> None:
     """Attention runs on a stand-in for its gathered input; whoever wraps a projection must get real values."""
     run_distributed(world_size, _own)
+
+
+def _saved(rank: int, world_size: int, folder: str) -> None:
+    """What a split model saves is a plain PEFT adapter, and the other way round."""
+    base = llama(4, 1)
+    whole = _adapted(copy.deepcopy(base))
+    split = parallelize(copy.deepcopy(whole), None)
+    full = interlace.full_state_dict(split)
+    expected = peft.get_peft_model_state_dict(whole)
+    found = peft.get_peft_model_state_dict(split, state_dict=full)
+    assert set(found) == set(expected)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    if rank == 0:
+        split.save_pretrained(folder, state_dict=full)
+    torch.distributed.barrier()
+    want = whole(ids()).logits
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), folder).double()
+    assert_near("loaded into the unsplit model", loaded(ids()).logits, want)
+    again = peft.PeftModel.from_pretrained(parallelize(copy.deepcopy(base), None), folder).double()
+    assert_near("loaded into a split model", split_adapters(again)(ids()).logits, want)
+
+
+def test_adapters_are_saved_whole_and_load_anywhere(tmp_path: Path) -> None:
+    run_distributed(2, _saved, str(tmp_path))
 
 
 def _refused(rank: int, world_size: int) -> None:

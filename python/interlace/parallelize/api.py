@@ -14,6 +14,7 @@ from .patterns import dict_plan
 from .plan import Place, Plan, check_plan
 from .report import op_of, path_of
 from .structure import auto_plan
+from .wrappers import install_replica_guard
 
 __all__ = ["parallelize"]
 
@@ -56,6 +57,7 @@ def parallelize(
     with unwrapped(model):
         apply(model, decided, info)
         install_guards(model)
+        install_replica_guard(model, info)
         for name, source in decided.sources.items():
             model.get_submodule(name).plan_source = source
     return split_checked(model)

@@ -21,7 +21,8 @@ from ..modules.experts import (
 from ..modules.layout import take
 from ..modules.region import InnerColumnLinear, InnerRowLinear, SumRegion
 from ..modules.shard import Shards
-from .plan import Block, Make, Place, Plan, Step
+from .plan import Block, Finish, Make, Place, Plan, Step
+from .whole_sequence import WholeSequence
 
 __all__ = ["find_experts"]
 
@@ -50,7 +51,7 @@ def find_experts(name: str, modules: dict[str, nn.Module], place: Place) -> Bloc
     shared = [c for c, m in block.named_children() if c != child and _is_gated(m)]
     added = _try_block(name, block, child, shared[0] if len(shared) == 1 else "")
     steps = [Step(name, "experts", shards, _make_experts(form, shards))]
-    finish = ()
+    finish: tuple[Finish, ...] = ()
     claimed: tuple[str, ...] = ()
     if added and not form.biased:
         claimed = (f"{parent}.{shared[0]}",)
@@ -62,10 +63,24 @@ def find_experts(name: str, modules: dict[str, nn.Module], place: Place) -> Bloc
         if inner.partition(".")[0] not in ("", child, *shared)
         and next(m.parameters(recurse=False), None) is not None
     ]
+    if place.sequence_parallel:
+        # routers see the whole sequence on every rank: nothing of theirs is to be summed
+        steps += [Step(router, "replicated", make=_keep) for router in whole]
+        finish = (*finish, WholeSequence(parent, cuts_output=True))
+    reason = (
+        f"shared experts of {parent} are not simply added to the routed ones"
+        if shared and not claimed
+        else ""
+    )
     return Block(
-        name, "feed_forward", tuple(steps), whole=tuple(whole), finish=finish, claimed=claimed,
-        not_sequence=f"{name} routes tokens to experts",
-    )  # fmt: skip
+        name,
+        "feed_forward",
+        tuple(steps),
+        whole=tuple(whole),
+        finish=finish,
+        claimed=claimed,
+        not_sequence=reason,
+    )
 
 
 def _features(name: str, module: nn.Module, form: ExpertForm) -> int:
@@ -219,6 +234,10 @@ def _is_gated(module: nn.Module) -> bool:
     linears = [module._modules.get(child) for child in GATED]
     plain = all(type(linear) is nn.Linear and linear.bias is None for linear in linears)
     return plain and len(list(module.parameters())) == len(GATED)
+
+
+def _keep(old: nn.Module, info: GroupInfo, plan: Plan) -> nn.Module:
+    return old
 
 
 def _make_experts(form: ExpertForm, shards: Shards) -> Make:

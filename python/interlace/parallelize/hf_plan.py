@@ -2,18 +2,18 @@
 
 It says which modules are split, and how, by the people who wrote the model. Heads are still cut by the structure of
 the blocks, where that is understood: the plan knows no uneven heads, no shared key/value heads and no packed rows.
-Where the structure is not understood the plan is carried out to the letter, under the conditions it was written for.
+Where the structure is not understood the plan is carried out to the letter, as far as that must be right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import nn
 
 from ..modules.shard import Shards
 from .conv1d import linear_sizes
+from .elementwise import why_not_elementwise
 from .plan import ALIASES, Block, Place, Step, matches
 
 __all__ = ["SOURCE", "hf_block", "hf_patterns", "source_of", "style_in"]
@@ -48,12 +48,14 @@ def source_of(step: Step, patterns: Mapping[str, str]) -> str:
 
 
 def hf_block(
-    name: str, modules: Mapping[str, nn.Module], patterns: Mapping[str, str], config: Any, place: Place
+    name: str, modules: Mapping[str, nn.Module], patterns: Mapping[str, str], place: Place
 ) -> Block | None:
     """The block `name` as the plan has it, or None when the plan names nothing in it.
 
-    Raises ValueError when carrying the plan out to the letter is not known to be right: heads that do not divide, a
-    style for something else than linears and norms, parameters that the plan leaves out though they see a part.
+    Raises ValueError when carrying the plan out to the letter is not known to be right: heads cut in equal parts (the
+    plan of CodeGen says so, and is wrong), features that are not taken one by one, a style for something else than
+    linears and norms, parameters that the plan leaves out though they see a part. Linears whose outputs are
+    gathered, and whose inputs are cut, are right whatever is between them.
     """
     prefix = f"{name}." if name else ""
     inside = {n: m for n, m in modules.items() if n.startswith(prefix) and _owns(m)}
@@ -69,9 +71,11 @@ def hf_block(
         if left:
             raise ValueError(f"{name}: {SOURCE} leaves out {left[0]}, which sees a part of the features")
         if is_attention:
-            _check_heads(name, modules[name], config, place.world_size)
-        else:
-            _check_features(name, steps, inside)
+            raise ValueError(
+                f"{name}: {SOURCE} cuts its heads in equal parts, but how the forward of "
+                f"{type(modules[name]).__name__} tells heads apart is not known"
+            )
+        _check_features(name, modules[name], steps, inside)
     return Block(
         name,
         "attention" if is_attention else "feed_forward",
@@ -99,21 +103,22 @@ def _step(name: str, module: nn.Module, said: str, place: Place) -> Step:
     return Step(name, style, Shards.packed([half, half]))
 
 
-def _check_heads(name: str, module: nn.Module, config: Any, world_size: int) -> None:
-    config = getattr(module, "config", config)
-    heads = getattr(config, "num_attention_heads", None)
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    if not isinstance(heads, int) or heads % world_size or kv_heads % world_size:
-        raise ValueError(
-            f"{name}: {SOURCE} splits it by equal parts, but its {heads} heads and {kv_heads} key/value heads do not "
-            f"divide by {world_size}"
-        )
-
-
-def _check_features(name: str, steps: list[Step], inside: Mapping[str, nn.Module]) -> None:
-    """What column linears give must be what row linears take, or their equal parts do not belong together."""
+def _check_features(name: str, module: nn.Module, steps: list[Step], inside: Mapping[str, nn.Module]) -> None:
+    """What column linears give must be what row linears take, each feature by itself in between."""
     sizes = {step.name: linear_sizes(inside[step.name]) for step in steps}
     given = {size[1] for step in steps if step.style == "column" and (size := sizes[step.name])}
     taken = {size[0] for step in steps if step.style == "row" and (size := sizes[step.name])}
     if len(given | taken) > 1:
         raise ValueError(f"{name}: {SOURCE} splits linears of {sorted(given)} and {sorted(taken)} features")
+    prefix = f"{name}." if name else ""
+    ins, outs = (
+        tuple(step.name.removeprefix(prefix) for step in steps if step.style == style)
+        for style in ("column", "row")
+    )
+    why = (
+        why_not_elementwise(module, ins, outs[0])
+        if ins and len(outs) == 1
+        else "it is not one pair of linears"
+    )
+    if why:
+        raise ValueError(f"{name}: {SOURCE} splits its features, but {why}")

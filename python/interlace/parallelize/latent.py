@@ -15,6 +15,7 @@ from ..modules.shard import Shards
 from .numbers import NUM_HEADS, NUM_KV_HEADS, SIZE_LIKE
 from .plan import Block, Place, Plan, Step
 from .source import forward_reads
+from .whole_sequence import WholeSequence
 
 __all__ = ["find_latent"]
 
@@ -60,10 +61,11 @@ def find_latent(name: str, modules: dict[str, nn.Module], place: Place) -> Block
     else:
         steps.append(Step(f"{name}.{QUERY}", "column_inner", cut[query], partial(_make_query, cut[query])))
     local = layout.local_heads(place.rank)[0]
+    # the latents are of the whole sequence on every rank; the output projection cuts it again
+    whole = (WholeSequence(name, cuts_output=False),) if place.sequence_parallel else ()
     return Block(
         name, "attention", tuple(steps), attributes=dict.fromkeys(numbers, local),
-        finish=(_Join(name, (first, LATENT), tuple(norms)),),
-        not_sequence=f"{name} reads its input for the latents, which are not cut",
+        finish=(_Join(name, (first, LATENT), tuple(norms)), *whole),
     )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ import inspect
 import textwrap
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -53,6 +55,11 @@ def forward_reads(module: nn.Module) -> ForwardReads | None:
     """
     if "forward" in vars(module):
         return None  # replaced on this instance (a wrapper's hook): what runs is not the class's source
+    return _class_reads(type(module))
+
+
+@cache  # the layers of a stack are of one class; callers only look at what they get
+def _class_reads(kind: Any) -> ForwardReads | None:
     reads = ForwardReads()
     seen: set[str] = set()
     waiting = ["forward"]
@@ -61,7 +68,7 @@ def forward_reads(module: nn.Module) -> ForwardReads | None:
         if name in seen:
             continue
         seen.add(name)
-        function = function_of(getattr(type(module), name))
+        function = function_of(getattr(kind, name))
         if function is None:
             return None
         visitor = _Reader(function, reads)
@@ -69,7 +76,7 @@ def forward_reads(module: nn.Module) -> ForwardReads | None:
             reads.parameters = tuple(arg.arg for arg in (*function.args.args[1:], *function.args.kwonlyargs))
         for statement in function.body:
             visitor.visit(statement)
-        waiting += [n for n in reads.attributes if _is_method(getattr(type(module), n, None))]
+        waiting += [n for n in reads.attributes if _is_method(getattr(kind, n, None))]
     reads.attributes -= seen
     return reads
 
@@ -79,9 +86,15 @@ def _is_method(member: Any) -> bool:
 
 
 def function_of(member: Any) -> ast.FunctionDef | None:
-    """The parsed source of a method, without its decorators' wrappers; None when there is none."""
+    """The parsed source of a method, without its decorators' wrappers; None when there is none. Not to be changed."""
+    function = inspect.unwrap(member) if callable(member) else None
+    return _parsed(function) if inspect.isfunction(function) else None
+
+
+@cache  # the layers of a stack are of one class: without it half of the time that a plan takes goes here
+def _parsed(function: FunctionType) -> ast.FunctionDef | None:
     try:
-        source = textwrap.dedent(inspect.getsource(inspect.unwrap(member)))
+        source = textwrap.dedent(inspect.getsource(function))
         return next(node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
     except (OSError, TypeError, SyntaxError, StopIteration):
         return None

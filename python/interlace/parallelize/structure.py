@@ -100,7 +100,7 @@ def _planned(
         if not any(part.isdigit() for part in parent.split(".")):
             continue  # in no layer
         try:
-            block = hf_block(parent, modules, patterns, getattr(model, "config", None), place)
+            block = hf_block(parent, modules, patterns, place)
         except ValueError as problem:
             reasons[parent] = f"{reasons[parent]}; {problem}" if parent in reasons else str(problem)
             continue

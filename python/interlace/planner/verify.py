@@ -131,10 +131,8 @@ def _read(run: str | PathLike[str] | Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _memory(content: Mapping[str, Any], arch: Architecture, stage: int) -> list[Comparison]:
-    ranks = [rank for rank in content["memory"] if rank["stage"] == stage and "peak" in rank]
-    if not ranks:
-        return []
-    measured = {name: max(rank[name] for rank in ranks) for name in ranks[0]}
+    ranks = [rank for rank in content["memory"] if rank["stage"] == stage]
+    measured = {name: max(rank.get(name, 0) for rank in ranks) for name in ranks[0]} if ranks else {}
     settings = content["settings"]
     said = predicted_memory(settings, arch, stage)
     rows = {
@@ -147,9 +145,10 @@ def _memory(content: Mapping[str, Any], arch: Architecture, stage: int) -> list[
     notes = {}
     if settings["microbatches"] == 1:
         notes["peak"] = "one micro-batch: gradients and activations are never whole at the same time"
+    known = [name for name in rows if name in measured]
+    whole = measured.get("peak", sum(measured[name] for name in known))
     return [
-        _row(name, stage, rows[name], measured[name], "bytes", measured["peak"], notes.get(name, ""))
-        for name in rows
+        _row(name, stage, rows[name], measured[name], "bytes", whole, notes.get(name, "")) for name in known
     ]
 
 

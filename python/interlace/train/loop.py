@@ -125,7 +125,9 @@ class Pipeline:
         losses: list[torch.Tensor] = []
         self._mark = mark
         target = labels if rank == settings.pp - 1 else None
-        self._schedule.step(*((ids,) if rank == 0 else ()), target=target, losses=losses, return_outputs=False)
+        self._schedule.step(
+            *((ids,) if rank == 0 else ()), target=target, losses=losses, return_outputs=False
+        )
         self._mark = _nothing
         if settings.dp > 1:
             self._average()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-__all__ = ["Mark", "tracked_step"]
+__all__ = ["Mark", "sharded_states", "tracked_step"]
 
 Mark = Callable[[], None]
 
@@ -52,6 +52,35 @@ def tracked_step(
     finally:
         handle.remove()
     return found | {"peak": sum(_by_category(tracker.get_tracker_snapshot("peak")).values())}
+
+
+def sharded_states(
+    modules: list[nn.Module], optimizer: torch.optim.Optimizer, step: Callable[[Mark], object]
+) -> dict[str, int]:
+    """Bytes of this rank's shards of parameters, gradients and optimizer states under fully_shard.
+
+    torch's MemTracker does not know that module: it takes gathered parameters for activations.
+    """
+    found = dict.fromkeys(("parameters", "gradients", "optimizer"), 0)
+
+    def mark() -> None:
+        held = [parameter for module in modules for parameter in module.parameters()]
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        for name, tensors in (
+            ("parameters", held),
+            ("gradients", [parameter.grad for parameter in held]),
+            ("optimizer", states),
+        ):
+            size = sum(_local(tensor).nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
+            found[name] = max(found[name], size)
+
+    step(mark)
+    return found
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
 
 
 def _tracker() -> Any:

@@ -14,7 +14,7 @@ from interlace.bench.cores import available_cores
 
 from .data import Batches
 from .loop import Pipeline, Replica, optimizer_of
-from .memory import tracked_step
+from .memory import sharded_states, tracked_step
 from .model import build, chunks_of, model_config, shard
 from .record import record, write
 from .settings import Settings
@@ -52,7 +52,8 @@ def run(settings: Mapping[str, Any]) -> int:
     timed = seconds[UNTIMED:] or seconds
     memory: dict[str, int] = {}
     if wanted.track:
-        memory = tracked_step(
+        seen = sharded_states if wanted.zero > 1 and wanted.dp > 1 else tracked_step
+        memory = seen(
             trainer.modules, trainer.optimizer, lambda mark: trainer.step(batches, wanted.steps, mark)
         )
     everyone: list[Any] = [None] * wanted.world_size

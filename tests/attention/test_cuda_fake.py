@@ -1,4 +1,4 @@
-"""The CUDA kernels of a tile without a GPU: torch's under fake tensors, calls of flash-attn against attention on the CPU.
+"""The CUDA kernels of a tile without a GPU: torch's under fake tensors, calls of flash-attn against those of the CPU.
 
 Neither has run on a device. What is tested of flash-attn is how it is called: names of arguments, dims, windows.
 """

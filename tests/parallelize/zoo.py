@@ -63,6 +63,7 @@ ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2_cross": ("GPT2Config", "GPT2LMHeadModel", GPT2 | {"add_cross_attention": True}),
     "bigcode": ("GPTBigCodeConfig", "GPTBigCodeForCausalLM", GPT2),
     "bigcode_heads": ("GPTBigCodeConfig", "GPTBigCodeForCausalLM", GPT2 | {"multi_query": False}),
+    "codegen": ("CodeGenConfig", "CodeGenForCausalLM", GPT2 | {"n_embd": 64, "n_head": 8, "rotary_dim": 4}),
     "mpt": ("MptConfig", "MptForCausalLM", {"vocab_size": 61, "d_model": 48, "n_heads": 6, "n_layers": 2}),
     "opt": ("OPTConfig", "OPTForCausalLM", OPT | {"word_embed_proj_dim": 48}),
     "opt_norm_after": ("OPTConfig", "OPTForCausalLM", OPT | {"word_embed_proj_dim": 24, "do_layer_norm_before": False}),

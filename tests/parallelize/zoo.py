@@ -95,11 +95,13 @@ ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def make(name: str) -> nn.Module:
+def make(name: str, layers: int = 2) -> nn.Module:
     """A model in fp64 and eval mode, the same on every rank, with nothing in it that is zero or one."""
     import transformers
 
     config, model_class, settings = ZOO[name]
+    if layers != 2:
+        settings = settings | {"n_layer" if "n_layer" in settings else "num_hidden_layers": layers}
     torch.manual_seed(7)
     model = getattr(transformers, model_class)(getattr(transformers, config)(**settings))
     for param in model.parameters():

@@ -38,6 +38,7 @@ def parallelize(
     `*` is one part of a name; the styles are in `interlace.parallelize.STYLES`. Names and dtypes of parameters stay;
     shapes become those of this rank's shards. Embedding and output head are cut by the vocabulary where that is known
     to be right, norms are whole, tied parameters stay tied, the config of the model is not changed.
+    LoRA adapters of PEFT that are there are split with their linears (those that come later: `split_adapters`).
 
     sequence_parallel: activations between the blocks are shards of the sequence (dim -2), all-reduces become
     all-gathers and reduce-scatters. strict: raise ValueError, naming module and reason, when a linear of the plan

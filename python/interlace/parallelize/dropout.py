@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +87,7 @@ class Checked:
 class EnterBehind:
     """Forward hook of a column-parallel linear: what follows works on this rank's part."""
 
+    reads_input: ClassVar[bool] = False  # so attention may go on with a stand-in for it
     random: ShardedRandom
     checked: Checked
 

@@ -142,6 +142,29 @@ def test_an_adapter_of_ones_own_reads_the_gathered_input_of_attention(world_size
     run_distributed(world_size, _own)
 
 
+def _transposed(rank: int, world_size: int) -> None:
+    import transformers
+
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(vocab_size=61, n_embd=24, n_head=4, n_layer=2, n_positions=32)
+    base = transformers.GPT2LMHeadModel(config).double().eval()
+    targets = ["c_attn", "c_proj", "c_fc"]
+    whole = _adapted(copy.deepcopy(base), targets, fan_in_fan_out=True)
+    split = parallelize(copy.deepcopy(whole), None)
+    assert_near("losses", torch.tensor(train(split)), torch.tensor(train(whole)))
+    assert_parameters_near("packed and transposed", split, whole, rank, grads=False)
+    assert_near("merged", split.merge_and_unload()(ids()).logits, whole.merge_and_unload()(ids()).logits)
+    late = _adapted(parallelize(copy.deepcopy(base), None), targets, fan_in_fan_out=True)
+    with pytest.raises(ValueError, match="made for this rank's shard; add adapters before parallelize"):
+        split_adapters(late)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_adapters_of_packed_transposed_linears_are_split_alike(world_size: int) -> None:
+    """GPT-2: q, k and v in one matrix, which PEFT measures by the shard that it finds."""
+    run_distributed(world_size, _transposed)
+
+
 def _saved(rank: int, world_size: int, folder: str) -> None:
     """What a split model saves is a plain PEFT adapter, and the other way round."""
     base = llama(4, 1)

@@ -3,7 +3,8 @@
 Model code drops what it likes with torch's default generator. Between a column-parallel and a row-parallel linear
 (attention weights, intermediate features) ranks hold different data, often of different size: there the generator
 is this rank's own, and behind it all ranks go on alike, however much each has drawn. With sequence_parallel the
-layers around see shards of the sequence, so each layer as a whole is such a region.
+layers around see shards of the sequence, so each layer as a whole is such a region. Under torch.compile a region is a
+graph break in training (fullgraph=True is refused there by torch); in eval mode there is none.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import ceil
 
@@ -175,25 +175,27 @@ def stage_memory(
 
     Parameters by `model.stage_parameters`, states by ZeRO over DP x CP (experts over their own replicas), activations
     of the architecture's own layers x micro-batches in flight. flash, dropout, eager: see ActivationShape.
-    gathered_logits: each rank of TP has all of them, not its part of the vocabulary.
-    Source: arXiv 1910.02054, arXiv 2205.05198.
+    gathered_logits: each rank of TP has all of them. Source: arXiv 1910.02054, arXiv 2205.05198.
     """
-    precision = precision or Precision()
     at_least("stage_memory", 1, seq=seq, microbatch=microbatch, tp=tp, pp=pp, cp=cp, dp=dp, ep=ep)
     one_of("stage_memory", "zero", zero, (0, 1, 2, 3))
     one_of("stage_memory", "recompute", recompute, RECOMPUTE)
+    precision = precision or Precision()
     held = _Held(architecture, stage, pp, interleave, tp, ep, expert_tp)
     states = _stage_states(held, dp * cp, max(1, dp * cp * tp // (ep * expert_tp)), zero, precision)
-    kept = ActivationShape(seq, microbatch, tp, cp, ep, expert_tp, sequence_parallel, precision.activations)
-    kept = replace(kept, flash=flash, dropout=dropout, eager=eager)
-    ends = logits = gradient = 0.0
-    if stage == pp - 1:
-        ends, logits, gradient = _last_stage(architecture, kept, 1 if gathered_logits else tp)
-    stream = kept.tokens * architecture.hidden * kept.element
+    element, split = precision.activations, sequence_parallel
+    kept = ActivationShape(seq, microbatch, tp, cp, ep, expert_tp, split, element, flash, dropout, eager)
+    vocab_ranks = 1 if gathered_logits else tp
+    ends, logits, gradient = _last_stage(architecture, kept, vocab_ranks) if stage == pp - 1 else (0.0,) * 3
     # recomputation holds one layer in full; a backward holds the gradient of the widest value of a layer beside it
-    whole = (_held_activations(held, kept, "none")[1] if recompute == "full" else 0.0) + 2 * stream
+    whole = _held_activations(held, kept, "none")[1] if recompute == "full" else 0.0
+    whole += 2 * kept.tokens * architecture.hidden * element
     if zero == 3:  # the layer at work and the one fetched ahead
-        whole += 2 * _widest_layer(held) * precision.parameters
+        whole += 2 * _widest_layer(held) * element
+    # the logits are gone when the backward reaches the layers
+    temporary = max(gradient, whole - logits)
+    if zero == 3:  # embedding and head stay gathered
+        temporary += _root(held) * element
     flying = in_flight_microbatches(pp, microbatches, stage, interleave, schedule)
     return MemoryBreakdown(
         parameters=states[0],
@@ -201,8 +203,8 @@ def stage_memory(
         optimizer=states[2],
         activations=_held_activations(held, kept, recompute)[0] * flying + ends,
         logits=logits,
-        temporary=max(gradient, whole - logits),  # the logits are gone when the backward reaches the layers
-        workspaces=workspace_bytes(kept.tokens, architecture.hidden, tp, kept.element) if workspaces else 0.0,
+        temporary=temporary,
+        workspaces=workspace_bytes(kept.tokens, architecture.hidden, tp, element) if workspaces else 0.0,
     )
 
 
@@ -261,6 +263,12 @@ _split = lru_cache(maxsize=4096)(stage_layers)
 def _held_parameters(held: _Held) -> tuple[float, float]:
     """(dense, expert) parameters."""
     return held.parameters(held.layers, first=held.stage == 0, last=held.stage == held.pp - 1)
+
+
+@lru_cache(maxsize=4096)
+def _root(held: _Held) -> float:
+    """Parameters of a rank outside its layers."""
+    return sum(held.parameters((), first=held.stage == 0, last=held.stage == held.pp - 1))
 
 
 @lru_cache(maxsize=4096)

@@ -112,7 +112,7 @@ def _heads(name: str, module: nn.Module, packing: Packing) -> tuple[Heads, tuple
             f"{name}: {type(module).__name__} without {packing.qkv}, {packing.output} or head_dim"
         )
     if query is None:
-        projections = (Projection(packing.qkv, packing.order),)
+        projections: tuple[Projection, ...] = (Projection(packing.qkv, packing.order),)
         rest = qkv[1] - output[0]
     else:  # cross attention: q has a linear of its own
         projections = (Projection("q_attn", "query"), Projection(packing.qkv, "key_value_blocks"))

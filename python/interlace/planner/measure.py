@@ -9,6 +9,7 @@ import sys
 import tempfile
 from os import PathLike
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from .cluster import read_cluster, write_cluster
@@ -123,18 +124,19 @@ def fit_link(name: str, curve: list[list[float]], ranks: int) -> Link:
 
     For an all-reduce; a gather's or scatter's B is what an all-reduce of twice the time would have.
     """
-    import numpy as np
-
-    sizes, seconds = np.array(curve, dtype=float).T
-    weights = 1.0 / seconds
-    columns = np.stack([np.ones_like(sizes), sizes], axis=1) * weights[:, None]
-    (latency, slope), *_ = np.linalg.lstsq(columns, seconds * weights, rcond=None)
+    # normal equations of sum ((a + b S - t) / t)^2
+    each = [(1 / seconds**2, size, seconds) for size, seconds in curve]
+    one, first, second = (sum(w * size**power for w, size, _ in each) for power in (0, 1, 2))
+    right, mixed = sum(w * t for w, _, t in each), sum(w * t * size for w, size, t in each)
+    determinant = one * second - first * first
+    latency = (right * second - mixed * first) / determinant
+    slope = (one * mixed - first * right) / determinant
     if latency <= 0:  # all points are bound by bandwidth
-        latency, slope = 0.0, float(np.median(seconds / sizes))
+        latency, slope = 0.0, median(seconds / size for size, seconds in curve)
     if slope <= 0:  # all points are bound by latency
-        latency, slope = float(np.median(seconds)), float(seconds[-1] / sizes[-1])
+        latency, slope = median(seconds for _, seconds in curve), curve[-1][1] / curve[-1][0]
     volume = 2 * (ranks - 1) / ranks
-    return Link(name, _rounded(volume / float(slope)), _rounded(float(latency)), ranks, efficiency=1.0)
+    return Link(name, _rounded(volume / slope), _rounded(latency), ranks, efficiency=1.0)
 
 
 def _described(link: Link) -> str:

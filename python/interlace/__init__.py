@@ -23,7 +23,7 @@ from .modules import (
 )
 from .modules.clipping import clip_grad_norm_, install_total_norm, restore_total_norm
 from .packing import PackedWeight, pack_weights, unpack_weights
-from .parallelize import Report, parallelize, report
+from .parallelize import Report, parallelize, report, split_adapters
 from .paths import Path, backend, last_path
 from .planner import Layout, plan
 
@@ -78,6 +78,7 @@ __all__ = [
     "resolve",
     "restore_total_norm",
     "save_full",
+    "split_adapters",
     "styles",
     "unpack_weights",
 ]

@@ -45,7 +45,6 @@ def _save(rank: int, world_size: int, folder: str) -> None:
         _fill(mine, model, optimizer, whole, rank)
         path = Path(folder) / f"{next(iter(options))}{world_size}"
         dcp.save(distributed_state_dict(model, mine), checkpoint_id=path)
-    dcp.save(distributed_state_dict(model), checkpoint_id=Path(folder) / f"model{world_size}")
     if world_size == 1:
         names = ("model", "optimizer")
         dcp.save(
@@ -109,10 +108,9 @@ def test_any_split_loads_into_any_other(tmp_path: Path) -> None:
     for world_size in (1, 2, 3, 4):
         run_distributed(world_size, _save, str(tmp_path))
         saved += [f"foreach{world_size}", f"fused{world_size}"]
-    assert all((tmp_path / f"model{world_size}").is_dir() for world_size in (1, 2, 3, 4))
     for world_size in (1, 2, 3, 4):
         run_distributed(world_size, _load, str(tmp_path), [*saved[world_size % 2 :: 2], "torch"])
-    run_distributed(1, _load_into_torch, str(tmp_path), saved)
+    run_distributed(1, _load_into_torch, str(tmp_path), saved[::2])
 
 
 def _details(rank: int, world_size: int, folder: str) -> None:

@@ -154,7 +154,9 @@ def _memory(rank: int, world_size: int, folder: str) -> None:
         with Peak() as peak:
             _copy(model, plan, torch.device("cpu"))
         shard = sum(p.numel() * p.element_size() for p in model.parameters())
-        assert checkpoint.bytes_read == 2 * shard, f"read {checkpoint.bytes_read} bytes for a shard of {shard}"
+        assert checkpoint.bytes_read == 2 * shard, (
+            f"read {checkpoint.bytes_read} bytes for a shard of {shard}"
+        )
     tensor = 256 * 1024 * 4
     assert shard <= peak.most <= shard + tensor + 4096, f"{peak.most} bytes for {shard} + {tensor}"
 
@@ -247,7 +249,9 @@ def _mapped(rank: int, world_size: int, folder: str) -> None:
             model.down[place] = RowParallelLinear.from_linear(model.down[place])
     load_full_state_dict(model, path)
     up = model.up[0].weight
-    assert up.untyped_storage().nbytes() == up.numel() * 4, "saves and copies would take the whole tensor along"
+    assert up.untyped_storage().nbytes() == up.numel() * 4, (
+        "saves and copies would take the whole tensor along"
+    )
     with torch.no_grad():
         up.add_(1)
     save_full(model, path)  # over the files that the parameters are mapped from

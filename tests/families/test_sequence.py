@@ -47,7 +47,7 @@ def _refused(rank: int, world_size: int) -> None:
     family = FAMILIES["qwen2_moe"]
     model = build(family)
     before = {name: type(module) for name, module in model.named_modules()}
-    with pytest.raises(ValueError, match="shared experts of .* are not simply added"):
+    with pytest.raises(ValueError, match=r"shared experts of .* are not simply added"):
         parallelize(model, None, sequence_parallel=True)
     assert {name: type(module) for name, module in model.named_modules()} == before
     assert torch.isfinite(model(**inputs(family)).logits).all()

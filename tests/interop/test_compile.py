@@ -51,7 +51,6 @@ def _modules(sequence_parallel: bool) -> dict[str, nn.Module]:
         "column": ColumnParallelLinear(6, 9, **options),
         "column, gathered": ColumnParallelLinear(6, 9, gather_output=True, **options),
         "row": RowParallelLinear(6, 9, input_is_parallel=False, **options),
-        "mlp": ParallelMLP(6, 11, **options),
         "gated mlp": ParallelMLP(6, 11, gated=True, activation="silu", **options),
         "attention": ParallelAttention(6, 3, 1, head_dim=4, causal=True, rope_theta=1e4, qk_norm_eps=1e-6, **options),
         "projections": Projections(sequence_parallel),

@@ -67,9 +67,16 @@ def test_adapters_train_and_merge_as_on_the_unsplit_model(
 
 
 def _dropped(rank: int, world_size: int, sequence_parallel: bool) -> None:
-    model = parallelize(llama(4, 1), None, sequence_parallel=sequence_parallel)
+    for attention_dropout in (0.0, 0.3):
+        _check_dropped(rank, world_size, sequence_parallel, attention_dropout)
+
+
+def _check_dropped(rank: int, world_size: int, sequence_parallel: bool, attention_dropout: float) -> None:
+    model = llama(4, 1, attention_dropout=attention_dropout)
+    model = parallelize(model, None, sequence_parallel=sequence_parallel)
     model = split_adapters(_adapted(model, lora_dropout=0.5)).train()
-    torch.manual_seed(rank)  # ranks that were seeded apart, and shards that draw different amounts
+    # seeded apart, where nothing else drops anything; shards draw different amounts
+    torch.manual_seed(1 if attention_dropout else rank)
     losses = train(model)
     assert losses[0] != train(copy.deepcopy(model), steps=1)[0]
     everyone: list[object] = [None] * world_size
@@ -133,6 +140,29 @@ def _own(rank: int, world_size: int) -> None:
 def test_an_adapter_of_ones_own_reads_the_gathered_input_of_attention(world_size: int) -> None:
     """Attention runs on a stand-in for its gathered input; whoever wraps a projection must get real values."""
     run_distributed(world_size, _own)
+
+
+def _transposed(rank: int, world_size: int) -> None:
+    import transformers
+
+    torch.manual_seed(3)
+    config = transformers.GPT2Config(vocab_size=61, n_embd=24, n_head=4, n_layer=2, n_positions=32)
+    base = transformers.GPT2LMHeadModel(config).double().eval()
+    targets = ["c_attn", "c_proj", "c_fc"]
+    whole = _adapted(copy.deepcopy(base), targets, fan_in_fan_out=True)
+    split = parallelize(copy.deepcopy(whole), None)
+    assert_near("losses", torch.tensor(train(split)), torch.tensor(train(whole)))
+    assert_parameters_near("packed and transposed", split, whole, rank, grads=False)
+    assert_near("merged", split.merge_and_unload()(ids()).logits, whole.merge_and_unload()(ids()).logits)
+    late = _adapted(parallelize(copy.deepcopy(base), None), targets, fan_in_fan_out=True)
+    with pytest.raises(ValueError, match="made for this rank's shard; add adapters before parallelize"):
+        split_adapters(late)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_adapters_of_packed_transposed_linears_are_split_alike(world_size: int) -> None:
+    """GPT-2: q, k and v in one matrix, which PEFT measures by the shard that it finds."""
+    run_distributed(world_size, _transposed)
 
 
 def _saved(rank: int, world_size: int, folder: str) -> None:

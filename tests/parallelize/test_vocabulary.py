@@ -16,6 +16,7 @@ from interlace.families.catalogue import FAMILIES, build
 from interlace.modules import VocabParallelEmbedding, VocabParallelHead
 from interlace.parallelize.api import parallelize
 from interlace.parallelize.plan import Place
+from interlace.parallelize.report import report
 from interlace.parallelize.structure import auto_plan
 from tests.distributed import run_distributed
 from tests.parallelize import models
@@ -136,6 +137,8 @@ def _whole(rank: int, world_size: int) -> None:
         assert type(split.embed) is type(whole.embed), reason
         assert re.search(reason, split.embed.whole_because), split.embed.whole_because
         assert split.head.weight is split.embed.weight or whole.head.weight is not whole.embed.weight
+        rows = {row.name: row for row in report(split).rows}
+        assert rows["embed"].style == "whole" and rows["embed"].path == split.embed.whole_because
         _compare(split, whole)
     plain = Decoder()
     split = parallelize(copy.deepcopy(plain), None)

@@ -63,6 +63,7 @@ ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2_cross": ("GPT2Config", "GPT2LMHeadModel", GPT2 | {"add_cross_attention": True}),
     "bigcode": ("GPTBigCodeConfig", "GPTBigCodeForCausalLM", GPT2),
     "bigcode_heads": ("GPTBigCodeConfig", "GPTBigCodeForCausalLM", GPT2 | {"multi_query": False}),
+    "codegen": ("CodeGenConfig", "CodeGenForCausalLM", GPT2 | {"n_embd": 64, "n_head": 8, "rotary_dim": 4}),
     "mpt": ("MptConfig", "MptForCausalLM", {"vocab_size": 61, "d_model": 48, "n_heads": 6, "n_layers": 2}),
     "opt": ("OPTConfig", "OPTForCausalLM", OPT | {"word_embed_proj_dim": 48}),
     "opt_norm_after": ("OPTConfig", "OPTForCausalLM", OPT | {"word_embed_proj_dim": 24, "do_layer_norm_before": False}),
@@ -94,11 +95,13 @@ ZOO: dict[str, tuple[str, str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def make(name: str) -> nn.Module:
+def make(name: str, layers: int = 2) -> nn.Module:
     """A model in fp64 and eval mode, the same on every rank, with nothing in it that is zero or one."""
     import transformers
 
     config, model_class, settings = ZOO[name]
+    if layers != 2:
+        settings = settings | {"n_layer" if "n_layer" in settings else "num_hidden_layers": layers}
     torch.manual_seed(7)
     model = getattr(transformers, model_class)(getattr(transformers, config)(**settings))
     for param in model.parameters():

@@ -167,7 +167,7 @@ def _config(kind: str, index: int) -> Any:
             "max_position_embeddings": 64,
         }
     if kind == "gpt_neo":
-        sizes |= {"num_heads": heads, "num_layers": 4}
+        sizes |= {"num_heads": heads, "num_layers": 4, "num_hidden_layers": 4}
     if kind == "opt":
         sizes |= {"ffn_dim": inner, "word_embed_proj_dim": hidden}
     return transformers.AutoConfig.for_model(kind, **{**sizes, **VARIANTS[kind][1][index]})

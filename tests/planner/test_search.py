@@ -101,13 +101,19 @@ def test_pruning_finds_what_brute_force_finds(model: Any, gpus: int) -> None:
     assert {(one.dp, one.tp, one.pp, one.cp, one.ep): one.seconds for one in found} == pytest.approx(best)
 
 
-def test_cached_memory_is_the_memory_of_every_stage() -> None:
-    """The search looks at three stages with cached parts; the full table must agree on whether it fits."""
-    arch, cluster, training = read_architecture("llama-3.1-8b"), read_cluster("h100x8"), Training(64, 4096)
+@pytest.mark.parametrize(
+    ("model", "gpus"), [("llama-3.1-8b", 64), ("deepseek-v2-lite", 54), ("deepseek-v3", 32), (SMALL, 5)]
+)
+def test_cached_memory_is_the_memory_of_every_stage(model: Any, gpus: int) -> None:
+    """The search looks at few stages with cached parts; dense first layers and short ends must not mislead it."""
+    arch, cluster, training = read_architecture(model), read_cluster("h100x8"), Training(54 * 64, 4096)
     memory = MemoryModel(arch, cluster, training, cluster.device.memory)
-    for mesh in list(legal_layouts(arch, cluster, training, 64))[::7]:
-        for zero in (1, 3):
-            layout = replace(mesh, zero=zero)
+    meshes = list(legal_layouts(arch, cluster, training, gpus))
+    deep = [mesh for mesh in meshes if mesh.pp > 2]
+    assert deep
+    for mesh in [*meshes[::17], *deep[:: len(deep) // 40 + 1]]:
+        for zero, recompute in ((1, "none"), (3, "full")):
+            layout = replace(mesh, zero=zero, recompute=recompute)
             assert memory.fullest(layout) == pytest.approx(memory.measured(layout).memory, rel=1e-9)
 
 

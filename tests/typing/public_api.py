@@ -49,6 +49,21 @@ def layers(linear: nn.Linear, group: dist.ProcessGroup) -> nn.Module:
     return nn.Sequential(column, row)
 
 
+def vocabulary(ids: Tensor, hidden: Tensor, mesh: DeviceMesh) -> Tensor:
+    embedding = interlace.VocabParallelEmbedding(61, 8, padding_idx=0, group=mesh)
+    head = interlace.VocabParallelHead(8, 61, bias=False, group=mesh, gather_output=False)
+    head.weight = embedding.weight
+    rows: Tensor = functional.vocab_parallel_embedding(ids, embedding.weight, group=mesh, vocab_size=61)
+    fused: Tensor = head.loss(hidden + rows, ids, label_smoothing=0.1, chunk_rows=128)
+    plain: Tensor = functional.vocab_parallel_cross_entropy(
+        head(hidden), ids, group=mesh, vocab_size=61, z_loss=1e-4
+    )
+    with interlace.random.region("sharded", group=mesh), interlace.count_ops() as counts:
+        dropped: Tensor = interlace.ParallelDropout(0.1, dim=-2, group=mesh)(hidden)
+    total: int = counts.total + counts.forward["all_reduce"]
+    return fused + plain + dropped.sum() * total
+
+
 def failures() -> type[RuntimeError]:
     try:
         functional.all_reduce(torch.ones(1), group=None)
@@ -66,4 +81,7 @@ def doors(linear: nn.Linear, mesh: DeviceMesh) -> list[str]:
         assert not handle.closed
     with interlace.hf.enable() as enabled:
         names = [*enabled.ours, *enabled.stock]
+    split: nn.Module = interlace.split_adapters(interlace.parallelize(linear, mesh, {"": "column"}, strict=True))
+    found: interlace.Report = interlace.report(split)
+    names += [f"{row.name} {row.source} {row.path}" for row in found.unfused]
     return names + [row.name for row in interlace.hf.report(linear)]

@@ -169,7 +169,8 @@ class _Stacked:
                 start += rows
                 if first >= last:
                     continue
-                part = kind[expert][(slice(first, last), *rest)]
+                index = (slice(first, last), *rest)
+                part = kind[expert][index]
                 if out is None:
                     out = part.new_empty((len(numbers), high - low, *part.shape[1:]))
                 out[place, filled : filled + last - first] = part

@@ -82,7 +82,7 @@ class PiecesOfTensor(Tensor):
         return f"PiecesOfTensor({list(self.shape)}, {self.dtype}, owned={self.owned}, foreign={self.foreign})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func not in _MAPPED:

@@ -188,7 +188,8 @@ def _combine(norms: list[Tensor], norm_type: float, device: torch.device, dtype:
     """The norm of a vector whose parts have these norms."""
     if not norms:
         return torch.zeros((), device=device, dtype=dtype)
-    return torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    return norm
 
 
 def _over_group(norm: Tensor, name: str, norm_type: float, *, first: bool = False) -> Tensor:

@@ -62,7 +62,7 @@ class ParallelConv1D(SplitModule, Conv1D):
 
     def parameter_layouts(self) -> dict[str, ParameterLayout]:
         """How the whole weight, and in a column Conv1D the whole bias, are cut."""
-        cut = {"weight": ((self.nx, self.nf), self.split_dim)}
+        cut: dict[str, tuple[tuple[int, ...], int]] = {"weight": ((self.nx, self.nf), self.split_dim)}
         if self.split_dim == 1:
             cut["bias"] = ((self.nf,), 0)
         return {

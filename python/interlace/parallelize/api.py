@@ -30,12 +30,15 @@ def parallelize(
     """Split the linears of `model` over `mesh` in place and return it; every rank of the group calls it.
 
     mesh: one-axis DeviceMesh (mesh["tp"]), ProcessGroup, group name, or None for all ranks. plan: "auto"
-    recognises stacks of attention and feed-forward blocks (Llama, Mistral, Qwen, Gemma, BERT, RoBERTa and
-    models built alike) by the names, shapes and source of their modules; a dict gives {pattern of module
-    names: style}, for example {"layers.*.mlp.up": "column", "layers.*.mlp.down": "row"}, where `*` is one
-    part of a name. Styles: column, row, column_gather_output, row_split_input, summed, scatter_sequence,
-    gather_sequence. Names and dtypes of parameters stay; shapes become those of this rank's shards.
-    Embeddings, output heads and norms are replicated, tied parameters stay tied.
+    recognises stacks of attention and feed-forward blocks by the names, shapes and source of their modules: q, k and v
+    of their own or packed (Llama, Mistral, Qwen, Gemma, Phi, GPT-2, GPT-NeoX, OPT, Falcon, Bloom, BERT, ViT, T5,
+    Whisper and models built alike, with experts or latent attention too), and follows the plan that a Hugging Face
+    model brings where that must be right. Heads are cut whole, evenly or not, by key/value groups. A dict gives
+    {pattern of module names: style}, for example {"layers.*.mlp.up": "column", "layers.*.mlp.down": "row"}, where
+    `*` is one part of a name; the styles are in `interlace.parallelize.STYLES`. Names and dtypes of parameters stay;
+    shapes become those of this rank's shards. Embedding and output head are cut by the vocabulary where that is known
+    to be right, norms are whole, tied parameters stay tied, the config of the model is not changed.
+    LoRA adapters of PEFT that are there are split with their linears (those that come later: `split_adapters`).
 
     sequence_parallel: activations between the blocks are shards of the sequence (dim -2), all-reduces become
     all-gathers and reduce-scatters. strict: raise ValueError, naming module and reason, when a linear of the plan

@@ -3,14 +3,15 @@
 Model code drops what it likes with torch's default generator. Between a column-parallel and a row-parallel linear
 (attention weights, intermediate features) ranks hold different data, often of different size: there the generator
 is this rank's own, and behind it all ranks go on alike, however much each has drawn. With sequence_parallel the
-layers around see shards of the sequence, so each layer as a whole is such a region.
+layers around see shards of the sequence, so each layer as a whole is such a region. Under torch.compile a region is a
+graph break in training (fullgraph=True is refused there by torch); in eval mode there is none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +88,7 @@ class Checked:
 class EnterBehind:
     """Forward hook of a column-parallel linear: what follows works on this rank's part."""
 
+    reads_input: ClassVar[bool] = False  # so attention may go on with a stand-in for it
     random: ShardedRandom
     checked: Checked
 

@@ -79,8 +79,9 @@ def _last(call: ast.Call) -> str:
 def _child(call: ast.Call) -> str:
     """NAME of a call self.NAME(..)."""
     function = call.func
-    is_own = isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
-    return function.attr if is_own and function.value.id == "self" else ""
+    if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Name):
+        return ""
+    return function.attr if function.value.id == "self" else ""
 
 
 def _place(call: ast.Call) -> tuple[int, int]:

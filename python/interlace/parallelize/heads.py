@@ -29,7 +29,7 @@ def attention_block(block: Attention, place: Place) -> Block:
     ]
     if block.own:
         steps.append(Step(block.name, "head_parameters", layout.query, partial(_hold_heads, block, layout)))
-    hooks = ()
+    hooks: tuple[OwnHeads, ...] = ()
     if block.per_head_arguments:
         hooks = (OwnHeads(block.per_head_arguments, block.num_heads, layout.query.bounds(place.rank)),)
     shared = block.shared

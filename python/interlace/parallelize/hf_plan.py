@@ -52,10 +52,10 @@ def hf_block(
 ) -> Block | None:
     """The block `name` as the plan has it, or None when the plan names nothing in it.
 
-    Raises ValueError when carrying the plan out to the letter is not known to be right: heads cut in equal parts (the
-    plan of CodeGen says so, and is wrong), features that are not taken one by one, a style for something else than
-    linears and norms, parameters that the plan leaves out though they see a part. Linears whose outputs are
-    gathered, and whose inputs are cut, are right whatever is between them.
+    Raises ValueError when carrying the plan out to the letter is not known to be right: heads cut in equal parts
+    (they need not divide), features that are not taken one by one, a style for something else than linears and
+    norms, parameters that the plan leaves out though they see a part. Linears whose outputs are gathered, and whose
+    inputs are cut, are right whatever is between them.
     """
     prefix = f"{name}." if name else ""
     inside = {n: m for n, m in modules.items() if n.startswith(prefix) and _owns(m)}

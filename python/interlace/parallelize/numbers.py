@@ -17,7 +17,7 @@ NUM_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 NUM_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
 GROUPS = ("num_key_value_groups", "n_rep")
 WIDTH = ("all_head_size", "inner_dim")
-HARMLESS = (*HEAD_DIM, "layer_idx", "sliding_window")
+HARMLESS = (*HEAD_DIM, "layer_idx", "sliding_window", "rotary_dim", "rotary_ndims")
 SIZE_LIKE = re.compile(r"head|hidden|embed|embd|model|inner|dim|size|width|groups|rep")
 PER_HEAD_ARGUMENTS = ("alibi", "position_bias", "head_mask", "relative_position")
 

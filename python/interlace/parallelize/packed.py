@@ -23,7 +23,8 @@ class Packing:
     """How a class packs: names of its two linears, order of the rows (see `cut_heads`), what else depends on heads.
 
     `meanings`: attributes of its own that count heads. `arguments`: inputs with a value per head. `needs`: values
-    that attributes must have, where another one runs other code.
+    that attributes must have, where another one runs other code. `chunks`: an attribute that counts parts of several
+    heads each, which are cut like heads; `keeps`: numbers of all heads that are to stay.
     """
 
     qkv: str
@@ -32,6 +33,8 @@ class Packing:
     meanings: Mapping[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
     needs: Mapping[str, object] = field(default_factory=dict)
+    chunks: str = ""
+    keeps: tuple[str, ...] = ()
 
 
 GPT2 = Packing("c_attn", "c_proj", "blocks", meanings={"split_size": "width", "embed_dim": "width"})
@@ -51,6 +54,7 @@ PACKINGS = {
         meanings={"embed_dim": "width", "split_size": "width", "kv_dim": "kv_width", "kv_heads": "kv_heads"},
         needs={"is_cross_attention": False},
     ),
+    "CodeGenAttention": Packing("qkv_proj", "out_proj", "groups", chunks="mp_num", keeps=("embed_dim",)),
     "MptAttention": Packing("Wqkv", "out_proj", "blocks", arguments=("position_bias",)),
 }  # fmt: skip
 
@@ -76,7 +80,9 @@ def find_packed(name: str, modules: dict[str, nn.Module]) -> Attention | None:
     heads, projections = _heads(name, module, packing)
     attributes = own_numbers(module, heads, packing.meanings)
     config = config_numbers(module, reads, heads)
-    changed = {("self", attr) for attr, _ in attributes} | {("self.config", attr) for attr, _ in config}
+    changed = {("self", attr) for attr in (*packing.keeps, *dict(attributes))} | {
+        ("self.config", attr) for attr, _ in config
+    }
     check_reads(name, module, reads, heads, changed, packing.arguments)
     known = {packing.output, *(projection.name for projection in projections)}
     return Attention(
@@ -99,12 +105,14 @@ def _heads(name: str, module: nn.Module, packing: Packing) -> tuple[Heads, tuple
     sizes = {child: linear_sizes(linear) for child, linear in module.named_children()}
     qkv, output, query = (sizes.get(child) for child in (packing.qkv, packing.output, "q_attn"))
     length = next((n for a in HEAD_DIM if isinstance(n := getattr(module, a, None), int)), 0)
+    if packing.chunks and output is not None:
+        length = output[0] // getattr(module, packing.chunks)
     if qkv is None or output is None or not length:
         raise ValueError(
             f"{name}: {type(module).__name__} without {packing.qkv}, {packing.output} or head_dim"
         )
     if query is None:
-        projections = (Projection(packing.qkv, packing.order),)
+        projections: tuple[Projection, ...] = (Projection(packing.qkv, packing.order),)
         rest = qkv[1] - output[0]
     else:  # cross attention: q has a linear of its own
         projections = (Projection("q_attn", "query"), Projection(packing.qkv, "key_value_blocks"))

@@ -17,6 +17,7 @@ __all__ = ["Report", "ReportRow", "op_of", "path_of", "report"]
 
 UNFUSED = "library_gemm"  # what the dispatcher calls torch.mm followed by the collective
 WITHOUT_COLLECTIVE = ("column_inner", "row_inner", "head_columns")
+WHOLE = "whole"  # style of what could have been cut, but for the reason that stands under path
 FEW, MANY = 1, 512  # rows: a step of decoding, a prompt
 
 
@@ -66,12 +67,8 @@ class Report:
 def report(model: nn.Module) -> Report:
     """A row per parallel module of `model`. Raises ValueError when it has none."""
     found = ((name, _parallel_part(module)) for name, module in model.named_modules())
-    rows = tuple(
-        _unsplit_row(name, module) if is_unsplit(module) else _row(name, module)
-        for name, module in found
-        if is_unsplit(module) or (hasattr(type(module), "style") and _first_parameter(module) is not None)
-    )
-    if not rows:
+    rows = tuple(row for name, module in found if (row := _row_of(name, module)) is not None)
+    if all(row.style == WHOLE for row in rows):
         raise ValueError(
             f"report: {type(model).__name__} has no parallel modules; call interlace.parallelize first"
         )
@@ -116,6 +113,17 @@ def path_of(info: GroupInfo, op: str, dtype: torch.dtype, device: torch.device) 
     if few[0] == UNFUSED:
         return False, few[1]
     return True, few[0] if few == many else f"{few[0]} (few rows), {many[0]} (many)"
+
+
+def _row_of(name: str, module: Any) -> ReportRow | None:
+    if is_unsplit(module):
+        return _unsplit_row(name, module)
+    if hasattr(type(module), "style") and _first_parameter(module) is not None:
+        return _row(name, module)
+    if "whole_because" in vars(module):
+        shape = tuple(module.weight.shape)
+        return ReportRow(name, WHOLE, shape, shape, "", False, module.whole_because)
+    return None
 
 
 def _row(name: str, module: Any) -> ReportRow:

@@ -10,8 +10,13 @@ from .source import ForwardReads, forward_reads
 
 __all__ = ["find_separate", "head_norms"]
 
-PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("wq", "wk", "wv"), ("q", "k", "v"))
-PROJECTIONS += (("q_lin", "k_lin", "v_lin"),)
+PROJECTIONS: tuple[tuple[str, str, str], ...] = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("wq", "wk", "wv"),
+    ("q", "k", "v"),
+    ("q_lin", "k_lin", "v_lin"),
+)
 OUTPUTS = ("o_proj", "out_proj", "dense", "wo", "o", "out", "proj", "out_lin")
 CROSS = (
     "encoder_attn",

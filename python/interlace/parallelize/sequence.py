@@ -103,10 +103,12 @@ def _shared_input(projection: nn.Module) -> SharedInput:
 def _are_called_plainly(linears: Sequence[ColumnParallelLinear], module: nn.Module) -> bool:
     """True when `module` calls the linears themselves, and nobody else sees their input."""
     for linear in linears:
-        hooks = (
-            linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks
-        )  # fmt: skip
-        if any(hooks) or not any(child is linear for child in module.children()):
+        hooks = [
+            *linear._forward_hooks.values(), *linear._forward_pre_hooks.values(),
+            *linear._backward_hooks.values(), *linear._backward_pre_hooks.values(),
+        ]  # fmt: skip
+        seen = any(getattr(hook, "reads_input", True) for hook in hooks)
+        if seen or not any(child is linear for child in module.children()):
             return False
     return True
 

@@ -74,9 +74,17 @@ def time_bars(layouts: list[Layout]) -> Bars:
     """Seconds of a step by cause; for serving, milliseconds of a decode step."""
     labels = [short_name(layout) for layout in layouts]
     if layouts[0].serving is not None:
-        bounds = [layout.serving.decode_bounds for layout in layouts if layout.serving is not None]
-        values = {name: [bound[name] * 1e3 for bound in bounds] for name in bounds[0]}
-        return Bars("Bounds of a decode step (compute and memory overlap)", "ms", labels, values)
+        values: dict[str, list[float]] = {name: [] for name in ("compute", "memory", "all_reduce", "stages")}
+        for layout in layouts:
+            bounds = layout.serving.decode_bounds if layout.serving is not None else {}
+            for name, column in values.items():
+                # compute and memory traffic overlap: only the longer of the two takes time
+                hidden = name in ("compute", "memory") and bounds[name] < max(
+                    bounds["compute"], bounds["memory"]
+                )
+                column.append(0.0 if hidden else bounds[name] * 1e3)
+        shown = {name: column for name, column in values.items() if any(column)}
+        return Bars("Time to the next token, by what bounds it", "ms", labels, shown)
     each = [causes(layout) for layout in layouts]
     names = list(dict.fromkeys(name for column in each for name in column))
     values = {name: [column.get(name, 0.0) for column in each] for name in names}

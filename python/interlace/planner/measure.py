@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from os import PathLike
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from .cluster import write_cluster
+from .cluster import read_cluster, write_cluster
 from .hardware import Cluster, Device, FusedPoint, GemmPoint, Link
 
 __all__ = ["fit_link", "measure", "profile_of"]
 
-MIB = 2**20
+TIMEOUT_SECONDS = 600  # ten times what a quiet machine needs
 
 
 def measure(path: str | PathLike[str] | None = None, *, ranks: int = 2, quick: bool = False) -> Cluster:
@@ -22,25 +25,44 @@ def measure(path: str | PathLike[str] | None = None, *, ranks: int = 2, quick: b
 
     Every process has its share of the cores and of the memory and is one device of the profile. The peak by dtype is
     the fastest product met; efficiencies are shares of it. The link is that of interlace's all-reduce; gloo's and the
-    other collectives' figures are kept beside it under `measured`. quick: fewer sizes. Raises RuntimeError when a
-    process fails.
+    other collectives' figures are kept beside it under `measured`. quick: fewer sizes. Raises ChildProcessError
+    when a process fails.
     """
-    from torch import multiprocessing
-
-    from .probes import run_probes
-
     if ranks < 1:
         raise ValueError(f"measure: ranks={ranks}; expected at least 1")
     with tempfile.TemporaryDirectory() as folder:
-        arguments = (ranks, folder, quick)
-        multiprocessing.start_processes(
-            run_probes, arguments, nprocs=ranks, start_method="spawn", daemon=True
-        )
+        _probe(ranks, folder, quick)
         results = json.loads((Path(folder) / "results.json").read_text(encoding="utf-8"))
     cluster = profile_of(results, ranks)
-    if path is not None:
-        write_cluster(cluster, path)
-    return cluster
+    if path is None:
+        return cluster
+    write_cluster(cluster, path)
+    return read_cluster(path)
+
+
+def _probe(ranks: int, folder: str, quick: bool) -> None:
+    """Runs the probes in processes of their own; when one fails the others are ended."""
+    command = [
+        sys.executable,
+        "-m",
+        "interlace.planner.probes",
+        folder,
+        str(ranks),
+        "quick" if quick else "full",
+    ]
+    running = [
+        subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(ranks)
+    ]
+    try:
+        for rank, process in enumerate(running):
+            _, complaint = process.communicate(timeout=TIMEOUT_SECONDS)
+            if process.returncode:
+                last = (complaint.strip().splitlines() or ["no message"])[-1]
+                raise ChildProcessError(f"measure: process {rank} of {ranks} failed: {last}")
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
 
 
 def profile_of(results: dict[str, Any], ranks: int) -> Cluster:
@@ -102,18 +124,19 @@ def fit_link(name: str, curve: list[list[float]], ranks: int) -> Link:
 
     For an all-reduce; a gather's or scatter's B is what an all-reduce of twice the time would have.
     """
-    import numpy as np
-
-    sizes, seconds = np.array(curve, dtype=float).T
-    weights = 1.0 / seconds
-    columns = np.stack([np.ones_like(sizes), sizes], axis=1) * weights[:, None]
-    (latency, slope), *_ = np.linalg.lstsq(columns, seconds * weights, rcond=None)
+    # normal equations of sum ((a + b S - t) / t)^2
+    each = [(1 / seconds**2, size, seconds) for size, seconds in curve]
+    one, first, second = (sum(w * size**power for w, size, _ in each) for power in (0, 1, 2))
+    right, mixed = sum(w * t for w, _, t in each), sum(w * t * size for w, size, t in each)
+    determinant = one * second - first * first
+    latency = (right * second - mixed * first) / determinant
+    slope = (one * mixed - first * right) / determinant
     if latency <= 0:  # all points are bound by bandwidth
-        latency, slope = 0.0, float(np.median(seconds / sizes))
+        latency, slope = 0.0, median(seconds / size for size, seconds in curve)
     if slope <= 0:  # all points are bound by latency
-        latency, slope = float(np.median(seconds)), float(seconds[-1] / sizes[-1])
+        latency, slope = median(seconds for _, seconds in curve), curve[-1][1] / curve[-1][0]
     volume = 2 * (ranks - 1) / ranks
-    return Link(name, _rounded(volume / float(slope)), _rounded(float(latency)), ranks, efficiency=1.0)
+    return Link(name, _rounded(volume / slope), _rounded(latency), ranks, efficiency=1.0)
 
 
 def _described(link: Link) -> str:

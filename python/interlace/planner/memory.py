@@ -175,59 +175,28 @@ def stage_memory(
 
     Parameters by `model.stage_parameters`, states by ZeRO over DP x CP (experts over their own replicas), activations
     of the architecture's own layers x micro-batches in flight. flash, dropout, eager: see ActivationShape.
-    gathered_logits: each rank of TP has all of them, not its part of the vocabulary.
-    Source: arXiv 1910.02054, arXiv 2205.05198.
+    gathered_logits: each rank of TP has all of them. Source: arXiv 1910.02054, arXiv 2205.05198.
     """
-    precision = precision or Precision()
     at_least("stage_memory", 1, seq=seq, microbatch=microbatch, tp=tp, pp=pp, cp=cp, dp=dp, ep=ep)
     one_of("stage_memory", "zero", zero, (0, 1, 2, 3))
     one_of("stage_memory", "recompute", recompute, RECOMPUTE)
-    a, last = architecture, stage == pp - 1
-    held = _Held(a, stage, pp, interleave, tp, ep, expert_tp)
-    dense, experts = _held_parameters(held)
-    replicas = max(1, dp * cp * tp // (ep * expert_tp))
-    states = [
-        mine + routed
-        for mine, routed in zip(
-            _states(dense, dp * cp, zero, precision), _states(experts, replicas, zero, precision), strict=True
-        )
-    ]
-    kept = ActivationShape(
-        seq=seq,
-        batch=microbatch,
-        tp=tp,
-        cp=cp,
-        ep=ep,
-        expert_tp=expert_tp,
-        sequence_parallel=sequence_parallel,
-        element=precision.activations,
-        flash=flash,
-        dropout=dropout,
-        eager=eager,
-    )
-    flying = in_flight_microbatches(pp, microbatches, stage, interleave, schedule)
-    tokens = seq / cp * microbatch
-    split = tp if sequence_parallel else 1
-    # inputs of the last norm and of the head; the last stage of 1F1B has one micro-batch in flight
-    ends = last * tokens * a.hidden * precision.activations / split * 2
-    if eager:  # the value between an unfused norm's two halves, and the tables of the rotation
-        ends += last * tokens * a.hidden * precision.activations / split * (a.norm == "rms")
-        ends += 2 * seq / cp * a.head_dim * precision.activations * (a.positions == 0)
-    logits = gradient = 0.0
-    if last and a.head in ("lm", "mlm"):
-        cut = 1 if gathered_logits else tp
-        logits = logits_bytes(tokens, a.vocab, cut, logits=precision.activations)
-        # unfused, the gradients of softmax and logits stand side by side in fp32
-        gradient = logits_bytes(
-            tokens, a.vocab, cut, logits=4 if eager else precision.activations, loss=4 * eager
-        )
+    precision = precision or Precision()
+    held = _Held(architecture, stage, pp, interleave, tp, ep, expert_tp)
+    states = _stage_states(held, dp * cp, max(1, dp * cp * tp // (ep * expert_tp)), zero, precision)
+    element, split = precision.activations, sequence_parallel
+    kept = ActivationShape(seq, microbatch, tp, cp, ep, expert_tp, split, element, flash, dropout, eager)
+    vocab_ranks = 1 if gathered_logits else tp
+    ends, logits, gradient = _last_stage(architecture, kept, vocab_ranks) if stage == pp - 1 else (0.0,) * 3
     # recomputation holds one layer in full; a backward holds the gradient of the widest value of a layer beside it
     whole = _held_activations(held, kept, "none")[1] if recompute == "full" else 0.0
-    whole += 2 * tokens * a.hidden * precision.activations
+    whole += 2 * kept.tokens * architecture.hidden * element
     if zero == 3:  # the layer at work and the one fetched ahead
-        whole += 2 * _widest_layer(held) * precision.parameters
+        whole += 2 * _widest_layer(held) * element
     # the logits are gone when the backward reaches the layers
     temporary = max(gradient, whole - logits)
+    if zero == 3:  # embedding and head stay gathered
+        temporary += _root(held) * element
+    flying = in_flight_microbatches(pp, microbatches, stage, interleave, schedule)
     return MemoryBreakdown(
         parameters=states[0],
         gradients=states[1],
@@ -235,8 +204,31 @@ def stage_memory(
         activations=_held_activations(held, kept, recompute)[0] * flying + ends,
         logits=logits,
         temporary=temporary,
-        workspaces=workspace_bytes(tokens, a.hidden, tp, precision.activations) if workspaces else 0.0,
+        workspaces=workspace_bytes(kept.tokens, architecture.hidden, tp, element) if workspaces else 0.0,
     )
+
+
+def _stage_states(held: _Held, world: int, replicas: int, zero: int, precision: Precision) -> list[float]:
+    """Bytes of parameters, gradients and optimizer: dense ones over `world` ranks, experts over their replicas."""
+    dense, experts = _held_parameters(held)
+    both = _states(dense, world, zero, precision), _states(experts, replicas, zero, precision)
+    return [mine + routed for mine, routed in zip(*both, strict=True)]
+
+
+def _last_stage(a: Architecture, shape: ActivationShape, vocab_ranks: int) -> tuple[float, float, float]:
+    """Bytes of the last norm and the head's input, of the logits, and of the gradients of the loss.
+
+    The last stage of 1F1B has one micro-batch in flight.
+    """
+    size, rms = shape.element, shape.eager and a.norm == "rms"
+    ends = shape.tokens * a.hidden * size / (shape.tp if shape.sequence_parallel else 1)
+    ends *= 3 if rms else 2  # unfused, the value between the norm's two halves stays
+    if a.head not in ("lm", "mlm"):
+        return ends, 0.0, 0.0
+    logits = logits_bytes(shape.tokens, a.vocab, vocab_ranks, logits=size)
+    # unfused, the gradients of softmax and logits stand side by side in fp32
+    each = {"logits": 4.0, "loss": 4.0} if shape.eager else {"logits": size, "loss": 0.0}
+    return ends, logits, logits_bytes(shape.tokens, a.vocab, vocab_ranks, **each)
 
 
 @dataclass(frozen=True)
@@ -274,6 +266,12 @@ def _held_parameters(held: _Held) -> tuple[float, float]:
 
 
 @lru_cache(maxsize=4096)
+def _root(held: _Held) -> float:
+    """Parameters of a rank outside its layers."""
+    return sum(held.parameters((), first=held.stage == 0, last=held.stage == held.pp - 1))
+
+
+@lru_cache(maxsize=4096)
 def _widest_layer(held: _Held) -> float:
     """Parameters of the largest layer on one rank, gathered from the ZeRO-3 shards."""
     return max(sum(held.parameters((layer,))) for layer in held.layers)
@@ -287,6 +285,8 @@ def _held_activations(held: _Held, shape: ActivationShape, recompute: str) -> tu
     sizes = {kind: layer_activation_bytes(a, layer, shape, recompute) for kind, layer in kinds.items()}
     each = [sizes[a.is_moe_layer(layer)] for layer in held.layers]
     widest = max(each)
+    if shape.eager and not a.positions:  # the tables of the rotation, once for all layers
+        each.append(2 * shape.seq / shape.cp * a.head_dim * shape.element)
     if held.stage == 0 and a.encoder:
         each += [
             layer_activation_bytes(a.encoder, layer, shape, recompute) for layer in range(a.encoder.layers)

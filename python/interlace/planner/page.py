@@ -107,7 +107,9 @@ def page(answer: Answer, top: int = 10) -> str:
 
 
 def _name(layout: Layout) -> str:
-    return layout.name if layout.serving is None else f"{layout.dp} replicas of tp{layout.tp} pp{layout.pp}"
+    if layout.serving is None:
+        return layout.name
+    return f"{layout.dp} {'replica' if layout.dp == 1 else 'replicas'} of tp{layout.tp} pp{layout.pp}"
 
 
 def _facts(best: Layout) -> str:

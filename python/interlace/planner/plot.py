@@ -61,7 +61,7 @@ def _curves(axes: Any, points: list[ScalingPoint]) -> None:
         axes.plot(*zip(*found, strict=True), color=color(number), marker=marker, label=label)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.2 * max(max(point.strong, point.weak) / point.gpus for point in points))
     axes.set_title("Scaling: the best layout at each size")
     axes.set_xlabel("GPUs")
     axes.set_ylabel("tokens/s per GPU")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,9 @@ __all__ = ["run_probes"]
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _TURNS = 7
+# Kernels compute.layer_seconds counts for one dense layer, forward and backward: 4 products, attention, 7 passes;
+# twice the products, 2.5 times attention, 1.5 times the passes.
+LAYER_KERNELS = (4 + 1 + 7) + (8 + 2.5 + 10.5)
 
 
 def run_probes(rank: int, ranks: int, folder: str, quick: bool) -> None:
@@ -65,6 +69,10 @@ def _seconds(call: Callable[[], object], turns: int = _TURNS) -> float:
     return float(times.median())
 
 
+def _dtypes(quick: bool) -> dict[str, torch.dtype]:
+    return {"fp32": torch.float32} if quick else _DTYPES
+
+
 def _cpu() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -78,7 +86,7 @@ def _gemms(quick: bool) -> list[dict[str, Any]]:
     rows = (16, 128, 1024)
     widths = ((256, 256), (1024, 1024)) if quick else ((256, 256), (1024, 1024), (4096, 1024), (1024, 4096))
     found = []
-    for name, dtype in _DTYPES.items():
+    for name, dtype in _dtypes(quick).items():
         for m in rows:
             for n, k in widths:
                 x, weight = torch.randn(m, k, dtype=dtype), torch.randn(n, k, dtype=dtype)
@@ -93,15 +101,36 @@ def _copy() -> float:
     return 2 * source.nbytes / _seconds(lambda: target.copy_(source))
 
 
+class _Block(torch.nn.Module):
+    """A layer as eager models write it, so small that only calls cost."""
+
+    def __init__(self, hidden: int = 16) -> None:
+        super().__init__()
+        self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(hidden) for _ in range(2))
+        self.linears = torch.nn.ModuleList(torch.nn.Linear(hidden, hidden, bias=False) for _ in range(7))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norms[0](x)
+        q, k, v = (linear(y).view(1, 8, 2, 8).transpose(1, 2) for linear in self.linears[:3])
+        q, k = q * 0.5 + k * 0.5, k * 0.5 + q * 0.5  # as many passes as a rotation
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.linears[3](y.transpose(1, 2).reshape(x.shape))
+        y = self.norms[1](x)
+        y = torch.nn.functional.silu(self.linears[4](y)) * self.linears[5](y)
+        out: torch.Tensor = x + self.linears[6](y)
+        return out
+
+
 def _small() -> float:
-    """Seconds of an elementwise op on next to nothing."""
-    x = torch.ones(16)
+    """Seconds that calls cost per kernel the plan counts: forward and backward of an almost empty layer."""
+    block, x = _Block(), torch.ones(1, 8, 16)
 
     def many() -> None:
-        for _ in range(100):
-            torch.add(x, x)
+        with torch.enable_grad():
+            for _ in range(10):
+                block(x).sum().backward()
 
-    return _seconds(many) / 100
+    return _seconds(many) / 10 / LAYER_KERNELS
 
 
 def _attention() -> dict[str, float]:
@@ -131,7 +160,7 @@ def _fused(ranks: int, quick: bool) -> list[dict[str, Any]]:
     """Seconds of each fused op for [m, k] x [k, n] before the split."""
     found = []
     sizes = ((256, 1024, 1024),) if quick else ((64, 1024, 1024), (256, 1024, 1024), (1024, 1024, 1024))
-    for name, dtype in _DTYPES.items():
+    for name, dtype in _dtypes(quick).items():
         for m, n, k in sizes:
             x, column = torch.randn(m // ranks, k, dtype=dtype), torch.randn(n // ranks, k, dtype=dtype)
             part, row = torch.randn(m, k // ranks, dtype=dtype), torch.randn(n, k // ranks, dtype=dtype)
@@ -143,3 +172,8 @@ def _fused(ranks: int, quick: bool) -> list[dict[str, Any]]:
             for op, call in calls.items():
                 found.append({"op": op, "m": m, "n": n, "k": k, "dtype": name, "seconds": _seconds(call)})
     return found
+
+
+if __name__ == "__main__":
+    where, count, length, own = sys.argv[1:]
+    run_probes(int(own), int(count), where, length == "quick")

@@ -307,7 +307,7 @@ def serving_snippet(layout: Layout, per_node: int = 8, config: Mapping[str, Any]
     """Python source that generates with the tensor-parallel ranks of one replica; each replica is its own launch."""
     one = Layout(1, layout.tp, layout.pp, 1)
     lines = [
-        f'"""One of {layout.dp} replicas of tp{layout.tp}. Start each with:',
+        f'"""A replica of tp{layout.tp}; there are {layout.dp}. Start each with:',
         launch_line(one, per_node, "serve.py" if config else "serve.py CONFIG"),
         '"""',
         "",

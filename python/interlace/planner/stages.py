@@ -8,7 +8,7 @@ from .architecture import Architecture
 from .cluster import Cluster
 from .layout import Layout
 from .memory import MemoryBreakdown, stage_memory
-from .pipeline import in_flight_microbatches
+from .pipeline import in_flight_microbatches, stage_layers
 from .workload import Training
 
 __all__ = ["MemoryModel"]
@@ -20,6 +20,7 @@ class MemoryModel:
     def __init__(self, arch: Architecture, cluster: Cluster, training: Training, limit: float) -> None:
         self.arch, self.cluster, self.training, self.limit = arch, cluster, training, limit
         self._known_states: dict[tuple[int, ...], float] = {}
+        self._known_candidates: dict[tuple[int, int], tuple[int, ...]] = {}
         self._latest: tuple[object, tuple[float, float]] = (None, (0.0, 0.0))
         self._known_rest: dict[tuple[int | float | str, ...], float] = {}
 
@@ -49,13 +50,31 @@ class MemoryModel:
         return replace(found, reserved=self.cluster.device.reserved)
 
     def fits(self, layout: Layout) -> bool:
-        """Whether the stages that can be the fullest fit: the first, the second (a short first), the last."""
+        """Whether every stage stays within the limit."""
         return self.fullest(layout) <= self.limit
 
     def fullest(self, layout: Layout) -> float:
-        """Bytes of the fullest of the stages that can be it."""
-        numbers = sorted({0, min(1, layout.pp - 1), layout.pp - 1})
-        return max(self._states(layout, number) + self._rest(layout, number) for number in numbers)
+        """Bytes of the fullest stage."""
+        return max(
+            self._states(layout, number) + self._rest(layout, number)
+            for number in self._candidates(layout.pp, layout.interleave)
+        )
+
+    def _candidates(self, pp: int, interleave: int) -> tuple[int, ...]:
+        """The stages that can be the fullest: first, last, and of those with equal layers the first.
+
+        Of stages with equal layers the first has the most microbatches in flight.
+        """
+        key = (pp, interleave)
+        if key not in self._known_candidates:
+            alike: dict[tuple[int, int], int] = {}
+            for number, layers in enumerate(stage_layers(self.arch.layers, pp, interleave)):
+                routed = sum(self.arch.is_moe_layer(layer) for layer in layers)
+                # the embedding makes the first stage one of its own
+                if number > 0:
+                    alike.setdefault((len(layers), routed), number)
+            self._known_candidates[key] = tuple(sorted({0, pp - 1, *alike.values()}))
+        return self._known_candidates[key]
 
     def _states(self, layout: Layout, stage: int) -> float:
         """Parameters, gradients and optimizer states: what ZeRO divides."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import interlace
 from interlace.checkpoint import full_grads, full_state_dict
 from tests.checkpoint.models import IDS, Net, assert_shards, split
 from tests.distributed import run_distributed
@@ -69,3 +70,17 @@ def _grads(rank: int, world_size: int) -> None:
 def test_gradients_of_the_whole_come_back(world_size: int) -> None:
     """Rows of several holders count once; a frozen weight has none; an empty shard may have none on its rank."""
     run_distributed(world_size, _grads)
+
+
+def _packed(rank: int, world_size: int) -> None:
+    whole = Net().requires_grad_(False)
+    model = interlace.pack_weights(split(whole, world_size))
+    _assert_equal(full_state_dict(model), whole.state_dict())
+    changed = {name: value + 1 for name, value in whole.state_dict().items()}
+    interlace.load_full_state_dict(model, changed)
+    _assert_equal(full_state_dict(model), changed)
+
+
+def test_packed_weights_are_whole_and_are_loaded() -> None:
+    """A view of a packed weight is a copy: writing into it would be lost."""
+    run_distributed(2, _packed)

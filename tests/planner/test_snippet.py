@@ -221,3 +221,10 @@ def test_command_lines_name_nodes_and_every_size() -> None:
     assert line.startswith("interlace train --model 'my model.json' --dp 4 --tp 2 --pp 2")
     assert "-m interlace.train" in train_line(layout, TRAINING, 8, "m")
     assert train_line(Layout(1, 1, 1, 2), TRAINING, 8, "m") == ""
+
+
+def test_a_program_names_what_it_leaves_out() -> None:
+    spread = Layout(dp=4, tp=1, pp=1, cp=1, ep=4, zero=0, microbatches=1)
+    assert "Not in this program: experts over ep=4" in training_snippet(spread, TRAINING, 4, config=TINY)
+    assert "Not in this program: the 2 stages" in serving_snippet(Layout(1, 2, 2, 1), config=TINY)
+    assert "Not in this program" not in source(dp=2)

@@ -10,7 +10,7 @@ from .layout import Layout
 from .pipeline import stage_layers
 from .workload import Training
 
-__all__ = ["launch_line", "serving_snippet", "train_line", "training_snippet"]
+__all__ = ["launch_line", "not_in_program", "serving_snippet", "train_line", "training_snippet"]
 
 _SCHEDULE_CLASS = {
     "1f1b": "Schedule1F1B",
@@ -153,6 +153,16 @@ dist.destroy_process_group()
 """
 
 
+def not_in_program(layout: Layout) -> list[str]:
+    """What the layout plans and the program does not do; its memory and time are then others than the plan's."""
+    notes = []
+    if layout.ep > 1:
+        notes.append(
+            f"Not in this program: experts over ep={layout.ep}; every rank holds its share of all of them."
+        )
+    return notes
+
+
 def _imports(layout: Layout, argument: bool) -> list[str]:
     lines = ["import torch", "import torch.distributed as dist", "from torch import nn"]
     lines.append("from torch.distributed.device_mesh import init_device_mesh")
@@ -187,6 +197,7 @@ def _header(layout: Layout, training: Training, per_node: int, config: Mapping[s
     lines = [
         f'"""{layout.name}, ZeRO-{layout.zero}. Start it with:',
         f"{launch_line(layout, per_node, 'layout.py' if config else 'layout.py CONFIG')}",
+        *not_in_program(layout),
         '"""',
         "",
         *_imports(layout, config is None),
@@ -309,6 +320,7 @@ def serving_snippet(layout: Layout, per_node: int = 8, config: Mapping[str, Any]
     lines = [
         f'"""A replica of tp{layout.tp}; there are {layout.dp}. Start each with:',
         launch_line(one, per_node, "serve.py" if config else "serve.py CONFIG"),
+        *([f"Not in this program: the {layout.pp} stages of the plan."] if layout.pp > 1 else []),
         '"""',
         "",
         *([] if config else ["import sys", ""]),

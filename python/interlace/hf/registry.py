@@ -6,10 +6,15 @@ an unknown one silently trains an unsplit adapter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from ..context_parallel import ContextAttention, replace_attention
+from ..groups import Group
 
 __all__ = ["Enabled", "disable", "enable"]
 
@@ -42,6 +47,7 @@ class Enabled:
 
 _enabled: list[Enabled] = []
 _before: dict[str, Any] = {}  # local overrides that were there before ours
+_restore_attention: list[Callable[[], None]] = []
 
 
 def _registry() -> Any:
@@ -55,7 +61,9 @@ def _registry() -> Any:
     return ALL_PARALLEL_STYLES
 
 
-def enable() -> Enabled:
+def enable(
+    *, context_parallel: Group | DeviceMesh = None, algorithm: str | None = None, layout: str = "zigzag"
+) -> Enabled:
     """Make the tensor parallel styles of transformers run on interlace, for models that are split from now on.
 
     Then `AutoModelForCausalLM.from_pretrained(path, tp_plan="auto")` under torchrun, as always: plan, loading, saving,
@@ -63,11 +71,21 @@ def enable() -> Enabled:
     `disable()`, or by leaving `with enable():`. Models split before keep their kernels. What is not ours stays stock:
     names in `Enabled.stock`, single modules in `interlace.hf.report(model)`, with a warning when it happens.
 
-    Raises ImportError without transformers >= 5.17, ValueError when it is enabled already.
+    context_parallel: a mesh, for example mesh["cp"], whose ranks each hold a part of the sequence; attention of every
+    model then spans them. Deal batches out with `interlace.context_parallel.shard_batch` in the same `layout` and call
+    models with its inputs and use_cache=False. algorithm: "ring" (default), "all_gather" or "all_to_all"; over a mesh
+    of two axes "hierarchical".
+
+    Raises ImportError without transformers >= 5.17, ValueError when it is enabled already or the algorithm does not
+    fit the mesh.
     """
     if _enabled:
         raise ValueError("interlace.hf.enable: enabled already; call interlace.hf.disable() first")
     registry = _registry()
+    if context_parallel is not None:
+        two_axes = isinstance(context_parallel, DeviceMesh) and context_parallel.ndim == 2
+        chosen = algorithm or ("hierarchical" if two_axes else "ring")
+        _restore_attention.append(replace_attention(ContextAttention(context_parallel, chosen, layout)))
     from .styles import NOTHING_TO_FUSE, ours_for
 
     ours, stock = [], {}
@@ -94,6 +112,8 @@ def disable() -> None:
     if not _enabled:
         raise ValueError("interlace.hf.disable: not enabled; call interlace.hf.enable() first")
     registry = _registry()
+    while _restore_attention:
+        _restore_attention.pop()()
     for name in _enabled.pop().ours:
         if name in _before:
             registry[name] = _before.pop(name)

@@ -37,7 +37,38 @@ def build(family: str) -> nn.Module:
         return hf.Gemma3ForCausalLM(
             hf.Gemma3TextConfig(**SIZES, head_dim=8, sliding_window=7, layer_types=layers)
         )
+    if family == "deepseek_v3":  # values of 6 features beside queries of 8
+        latent = {
+            "q_lora_rank": 8,
+            "kv_lora_rank": 8,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 4,
+            "v_head_dim": 6,
+        }
+        sizes = {
+            **SIZES,
+            **latent,
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 1,
+            "first_k_dense_replace": 1,
+        }
+        return hf.DeepseekV3ForCausalLM(hf.DeepseekV3Config(**sizes))
     return hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES))
+
+
+def unsuitable() -> list[nn.Module]:
+    """Models that would miss tokens of other ranks: own attention, none, a convolution, other layers."""
+    import transformers as hf
+
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    experts = {"num_local_experts": 2, "intermediate_size": 16}
+    return [
+        hf.BloomForCausalLM(hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=1, n_head=4)),
+        hf.FalconForCausalLM(hf.FalconConfig(**sizes)),
+        hf.MambaForCausalLM(hf.MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1)),
+        hf.Lfm2ForCausalLM(hf.Lfm2Config(**sizes, intermediate_size=16, layer_types=["conv"])),
+        hf.MiniMaxForCausalLM(hf.MiniMaxConfig(**sizes, **experts, layer_types=["linear_attention"])),
+    ]
 
 
 def unsplit_loss(model: nn.Module, ids: Tensor, documents: tuple[int, ...] | None) -> Tensor:
@@ -96,7 +127,7 @@ def train(model: nn.Module, cp: DeviceMesh | None, algorithm: str, steps: int) -
     for ids in batches(steps):
         inputs = {"input_ids": ids, "labels": ids}
         if group is not None:
-            inputs = {**shard_batch(inputs, group).inputs, "use_cache": False}
+            inputs = {**shard_batch(inputs, cp).inputs, "use_cache": False}
         loss = network(**inputs).loss
         loss.backward()
         optimizer.step()
@@ -154,12 +185,18 @@ def refusals(rank: int, world_size: int) -> list[str]:
         interlace.hf.enable(context_parallel=dist.group.WORLD, algorithm="hierarchical")
     except ValueError as error:
         texts.append(str(error))
+    with interlace.hf.enable(context_parallel=dist.group.WORLD):
+        for other in unsuitable():
+            for call in (other, torch.compile(other, backend="eager")) if not texts[4:] else (other,):
+                with pytest.raises(ValueError, match="its sequence cannot be split") as told:
+                    call(input_ids=ids, use_cache=False)
+            texts.append(str(told.value))
     same = build("llama").eval()(input_ids=ids, attention_mask=left).logits
     texts.append(f"stock again: {bool(same.isfinite().all())}")
     return texts
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "gemma3", "deepseek_v3"])
 def test_families(family: str) -> None:
     run_distributed(2, same_step, family)
 
@@ -175,6 +212,23 @@ def test_training(kind: str, world_size: int) -> None:
 
 def test_refusals() -> None:
     parts = ("an attention_mask with hidden tokens", "1 queries against", "enabled already", "algorithm='hierarchical'",
-             "stock again: True")  # fmt: skip
+             "BloomModel computes attention itself", "FalconModel computes", "MambaModel computes",
+             "layers of conv", "layers of linear_attention", "stock again: True")  # fmt: skip
     for text, part in zip(run_distributed(2, refusals)[0], parts, strict=True):
         assert part in text, (part, text)
+
+
+def test_masks_that_say_more_than_causal_window_and_documents() -> None:
+    from transformers import masking_utils as masks
+
+    from interlace.context_parallel.suitable import check_mask
+
+    causal, window = masks.causal_mask_function, masks.sliding_window_causal_mask_function(3)
+    documents = masks.packed_sequence_mask_function(torch.zeros(1, 4))
+    for known in (causal, window, masks.and_masks(causal, documents), masks.bidirectional_mask_function):
+        check_mask(known)
+    prefix = masks.or_masks(causal, lambda batch, head, q, kv: kv < 2)
+    chunked = masks.chunked_causal_mask_function(2, torch.zeros(1))
+    for other in (prefix, chunked, masks.and_masks(window, lambda batch, head, q, kv: kv != 1)):
+        with pytest.raises(ValueError, match="the model masks its attention by"):
+            check_mask(other)

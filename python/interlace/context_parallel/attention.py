@@ -17,13 +17,22 @@ from ..functional.attention import (
 )
 from ..groups import Group, resolve
 
-__all__ = ["ALGORITHMS", "ContextAttention"]
+__all__ = ["ALGORITHMS", "ContextAttention", "whole_group"]
 
 ALGORITHMS = {
     "ring": ring_attention,
     "all_gather": all_gather_attention,
     "all_to_all": all_to_all_attention,
 }
+
+
+def whole_group(mesh: Group) -> Group:
+    """The group of all ranks of a mesh of one axis or two; ValueError for two axes without names."""
+    if not isinstance(mesh, DeviceMesh) or mesh.ndim != 2:
+        return mesh
+    if mesh.mesh_dim_names is None:
+        raise ValueError("context parallel: a mesh of two axes needs mesh_dim_names")
+    return mesh._flatten()
 
 
 @dataclass(frozen=True)
@@ -64,14 +73,7 @@ class ContextAttention:
     @property
     def whole_group(self) -> Group:
         """The group of all ranks that hold the sequence."""
-        if self.algorithm != "hierarchical":
-            return self.mesh
-        assert isinstance(self.mesh, DeviceMesh)  # __post_init__ saw to it
-        if self.mesh.mesh_dim_names is None:
-            raise ValueError(
-                "context parallel: decoding over a mesh of two axes needs mesh_dim_names on the mesh"
-            )
-        return self.mesh._flatten()
+        return whole_group(self.mesh)
 
     def __call__(
         self,

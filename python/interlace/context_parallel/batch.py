@@ -12,6 +12,7 @@ from torch import Tensor
 from ..functional import all_gather
 from ..functional.attention import LAYOUTS, spans_of
 from ..groups import Group, GroupInfo, resolve
+from .attention import whole_group
 from .work import Work, work_of
 
 __all__ = ["ShardedBatch", "shard_batch"]
@@ -69,7 +70,7 @@ def shard_batch(
     causal: bool = True,
     window: int | None = None,
 ) -> ShardedBatch:
-    """Deal a batch out over the ranks of `mesh`, every rank calling with the whole batch.
+    """Deal a batch out over the ranks of `mesh`, of one axis or two, every rank calling with the whole batch.
 
     batch: input_ids [B, S] or inputs_embeds [B, S, H], and any of position_ids, labels, token_type_ids,
     attention_mask [B, S] (padding on the right only), cu_seqlens; of other tensors `buffers` names the dim that is
@@ -84,7 +85,7 @@ def shard_batch(
     The sequence is padded to a length that divides; `unshard` takes the padding out.
     Raises ValueError for a mask the layout cannot honour, an unnamed tensor, and lengths that do not fit.
     """
-    info = resolve(mesh)
+    info = resolve(whole_group(mesh))
     if layout not in LAYOUTS:
         raise ValueError(f"shard_batch: layout={layout!r}; expected one of {', '.join(LAYOUTS)}")
     tensors = {name: value for name, value in batch.items() if name not in LENGTHS}

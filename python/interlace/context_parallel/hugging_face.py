@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import ContextAttention
+from .suitable import check_mask, check_models
 
 __all__ = ["replace_attention"]
 
@@ -21,7 +24,8 @@ def replace_attention(attention: ContextAttention) -> Callable[[], None]:
 
     Models keep their `attn_implementation`; masks are no longer built, since layout, window and documents
     (cu_seq_lens_q, as `shard_batch` gives it) say everything. Calls whose attention is not of this kind raise
-    ValueError: dropout, soft-capping, sinks, a key/value cache with earlier tokens, cross attention, other masks.
+    ValueError: dropout, soft-capping, sinks, a key/value cache with earlier tokens, cross attention, other masks. So
+    do models whose attention is not asked of transformers, or that mix tokens by more than attention.
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -29,6 +33,7 @@ def replace_attention(attention: ContextAttention) -> Callable[[], None]:
     undo = [
         _replace(type(ALL_ATTENTION_FUNCTIONS)._global_mapping, _attention_function(attention)),
         _replace(type(ALL_MASK_ATTENTION_FUNCTIONS)._global_mapping, _no_mask),
+        check_models(),
     ]
 
     def restore() -> None:
@@ -52,7 +57,9 @@ def _replace(mapping: dict[str, Any], function: Callable[..., Any]) -> Callable[
     return restore
 
 
-def _no_mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> None:
+def _no_mask(*_: Any, attention_mask: Tensor | None = None, mask_function: Any = None, **__: Any) -> None:
+    if not torch.compiler.is_compiling():
+        check_mask(mask_function)
     if attention_mask is not None and not bool(attention_mask.all()):
         raise ValueError(
             "context parallel: the model got an attention_mask with hidden tokens; deal the batch out with "
@@ -73,16 +80,24 @@ def _attention_function(attention: ContextAttention) -> Callable[..., tuple[Tens
         is_causal: bool | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        """query [B, Hq, S/R, D], key, value [B, Hkv, S/R, D] -> [B, S/R, Hq, D]."""
+        """query [B, Hq, S/R, D], key [B, Hkv, S/R, D], value [B, Hkv, S/R, V] -> [B, S/R, Hq, V]."""
         _check(module, query, key, attention_mask, dropout, kwargs)
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        features, wide = value.shape[-1], max(query.shape[-1], value.shape[-1])
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        # latent attention has values of another size than queries: zeros change neither scores nor results
+        query, key, value = (_widened(x, wide) for x in (query, key, value))
         out = attention(
-            query, key, value, causal=causal, scale=scaling, window=sliding_window,
+            query, key, value, causal=causal, scale=scale, window=sliding_window,
             cu_seqlens=kwargs.get("cu_seq_lens_q"),
         )  # fmt: skip
-        return out.transpose(1, 2).contiguous(), None
+        return out[..., :features].transpose(1, 2).contiguous(), None
 
     return context_parallel_attention
+
+
+def _widened(x: Tensor, features: int) -> Tensor:
+    return x if x.shape[-1] == features else F.pad(x, (0, features - x.shape[-1]))
 
 
 def _check(

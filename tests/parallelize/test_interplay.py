@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import os
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from interlace.checkpoint import full_state_dict
 from interlace.functional import copy_to_region
 from interlace.parallelize.api import parallelize
 from tests.distributed import run_distributed
@@ -167,3 +170,25 @@ def _unknown(rank: int, world_size: int) -> None:
 def test_a_family_that_is_not_understood_is_refused_with_the_reason() -> None:
     """Split as if they were Llama, these would give wrong numbers or crash in the middle of a forward."""
     run_distributed(2, _unknown)
+
+
+def _saved(rank: int, world_size: int, folder: str) -> None:
+    for family in ("llama", "gemma"):
+        whole = models.make(family)
+        split = parallelize(copy.deepcopy(whole), None)
+        place = f"{folder}/{family}"
+        for model in (split, copy.deepcopy(split), split.base_model):
+            with pytest.raises(RuntimeError, match=r"shards of one rank; call interlace\.save_full"):
+                model.save_pretrained(f"{folder}/shards")
+        full = full_state_dict(split)
+        if rank == 0:
+            split.save_pretrained(place, state_dict=full)
+        torch.distributed.barrier()
+        again = type(whole).from_pretrained(place).to(whole.dtype).eval()
+        models.assert_near(family, models.loss_of(again, _ids())[0], models.loss_of(whole, _ids())[0])
+        assert not os.path.exists(f"{folder}/shards")
+        whole.save_pretrained(f"{folder}/whole{rank}")  # a model that is not split
+
+
+def test_save_pretrained_writes_the_whole_model_or_nothing(tmp_path: Path) -> None:
+    run_distributed(2, _saved, str(tmp_path))

@@ -21,6 +21,7 @@ from ..groups import resolve
 from ..modules import ColumnParallelLinear, ParallelLinear, RowParallelLinear, SummedGradients
 from ..random import region
 from .agree import agree
+from .wrappers import install_save_guard
 
 __all__ = [
     "AdapterGuard",
@@ -63,6 +64,7 @@ def split_adapters(model: nn.Module) -> nn.Module:
 
 def split_checked(model: nn.Module) -> nn.Module:
     """split_adapters without its checks."""
+    install_save_guard(model)
     for _, wrapper in _wrappers(model):
         for adapter in wrapper.lora_A:
             _split(wrapper, wrapper.get_base_layer(), adapter)

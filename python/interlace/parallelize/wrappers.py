@@ -1,7 +1,10 @@
-"""Wrappers of torch that take a split model for replicas."""
+"""What other packages would do wrong with a split model without an error: average its shards, save one for all."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,9 +13,9 @@ from torch import nn
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.nn.parallel import DistributedDataParallel
 
-from ..groups import GroupInfo
+from ..groups import GroupInfo, resolve
 
-__all__ = ["ReplicaGuard", "install_replica_guard"]
+__all__ = ["ReplicaGuard", "install_replica_guard", "install_save_guard"]
 
 
 def install_replica_guard(model: nn.Module, info: GroupInfo) -> None:
@@ -53,3 +56,41 @@ class ReplicaGuard:
     def __getstate__(self) -> dict[str, Any]:
         """Without what belongs to this process."""
         return {"group_name": self.group_name, "_seen": set()}
+
+
+def install_save_guard(model: nn.Module) -> None:
+    """Make save_pretrained of the classes of `model` refuse a split model, of which it would write one rank's shards.
+
+    It is the method of the class that is replaced, once: copies and pickles of the model are guarded too. With a
+    state_dict that is given it goes on as before.
+    """
+    for module in model.modules():
+        for owner in type(module).__mro__:
+            method = vars(owner).get("save_pretrained")
+            if inspect.isfunction(method) and not hasattr(method, "refuses_shards"):
+                owner.save_pretrained = _refusing(method)  # type: ignore[attr-defined]
+
+
+def _refusing(method: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def save_pretrained(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = {**signature.bind_partial(self, *args, **kwargs).arguments, **kwargs}
+        if given.get("state_dict") is None and isinstance(self, nn.Module) and _has_shards(self):
+            raise RuntimeError(
+                f"save_pretrained: {type(self).__name__} is split, and the files would hold the shards of one rank; "
+                "call interlace.save_full(model, folder) on every rank, or pass "
+                "state_dict=interlace.full_state_dict(model), made on every rank"
+            )
+        return method(self, *args, **kwargs)
+
+    save_pretrained.refuses_shards = True  # type: ignore[attr-defined]
+    return save_pretrained
+
+
+def _has_shards(model: nn.Module) -> bool:
+    return any(
+        hasattr(type(m), "parameter_layouts") and resolve(m.group_name).world_size > 1  # type: ignore[arg-type]
+        for m in model.modules()
+    )

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from interlace.checkpoint import full_state_dict
+from interlace.checkpoint import full_grads, full_state_dict
 from interlace.functional import copy_to_region
 from interlace.parallelize.api import parallelize
 from tests.distributed import run_distributed
@@ -192,3 +192,35 @@ def _saved(rank: int, world_size: int, folder: str) -> None:
 
 def test_save_pretrained_writes_the_whole_model_or_nothing(tmp_path: Path) -> None:
     run_distributed(2, _saved, str(tmp_path))
+
+
+def _attentions(rank: int, world_size: int) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "encoder_layers": 1, "decoder_layers": 1}
+    heads = {"encoder_attention_heads": 6, "decoder_attention_heads": 4}
+    bart = transformers.BartConfig(vocab_size=61, d_model=24, max_position_embeddings=16, **sizes, **heads)
+    ids = _ids()
+    for whole in (
+        models.make("llama", 6, 3),
+        models.make("bert", 6),
+        transformers.BartForConditionalGeneration(bart).double().eval(),
+    ):
+        whole.set_attn_implementation("eager")
+        split = parallelize(copy.deepcopy(whole), None)
+        expected = whole(input_ids=ids, output_attentions=True)
+        found = split(input_ids=ids, output_attentions=True)
+        for name in [name for name in expected if "attentions" in name]:
+            for layer, (got, want) in enumerate(zip(found[name], expected[name], strict=True)):
+                models.assert_near(f"{type(whole).__name__}, {name} of layer {layer}", got, want)
+        last = [name for name in expected if "attentions" in name][-1]
+        for one, output in ((whole, expected), (split, found)):
+            one.zero_grad()
+            output[last][0][:, -1].square().sum().backward()
+        for name, grad in full_grads(split).items():
+            want = whole.get_parameter(name).grad
+            if want is not None and want.norm() > 1e-6:
+                models.assert_near(name, grad, want)
+
+
+def test_attention_weights_are_those_of_all_heads() -> None:
+    run_distributed(3, _attentions)

@@ -14,6 +14,7 @@ from .conv1d import is_conv1d, split_conv1d
 from .dropout import add_dropout
 from .plan import Plan, Step
 from .sequence import DIM, GatherSequence, ScatterSequence, StandIn, WholeOutputs
+from .whole_heads import gather_heads
 
 __all__ = ["apply"]
 
@@ -61,6 +62,7 @@ def apply(model: nn.Module, plan: Plan, info: GroupInfo) -> None:
     for finish in plan.finishers:
         finish(model, info)
     add_dropout(model, plan, info)
+    gather_heads(model, info)
     for module in model.modules():
         if hasattr(type(module), "_get_static_cache_init_shape"):
             # generate() would allocate a static cache for all heads; None makes it wait for the first keys

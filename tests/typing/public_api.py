@@ -81,7 +81,9 @@ def doors(linear: nn.Linear, mesh: DeviceMesh) -> list[str]:
         assert not handle.closed
     with interlace.hf.enable() as enabled:
         names = [*enabled.ours, *enabled.stock]
-    split: nn.Module = interlace.split_adapters(interlace.parallelize(linear, mesh, {"": "column"}, strict=True))
+    split: nn.Module = interlace.split_adapters(
+        interlace.parallelize(linear, mesh, {"": "column"}, strict=True)
+    )
     found: interlace.Report = interlace.report(split)
     names += [f"{row.name} {row.source} {row.path}" for row in found.unfused]
     return names + [row.name for row in interlace.hf.report(linear)]

@@ -109,6 +109,8 @@ class _AllGatherGemm(torch.autograd.Function):
         x, *weights = ctx.saved_tensors
         gather_dim, group_name, return_gathered, gather_size = ctx.options
         n = len(weights)
+        if not return_gathered:
+            grad_gathered = None  # of an empty output
         inputs = [x, *weights, *(weights[0] if has else None for has in ctx.has_bias)]
         needs = will_need(ctx, inputs)
         grad_x, grad_weights, grad_biases = None, [None] * n, [None] * n

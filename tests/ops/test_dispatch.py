@@ -57,8 +57,27 @@ def samples(
     yield ops.all_gather, (x(7, 5), 1, name)
     yield ops.reduce_scatter, (x(7, 5), 0, name)
     yield ops.all_to_all, (x(2 * world_size, 5), None, None, name)
+    yield from attention_samples(world_size, name, dtype)
     yield ops.pack_weight, (x(49, 12, grad=False),)
     yield ops.unpack_weight, (ops.pack_weight(x(49, 12, grad=False)), 49, 12)
+
+
+def attention_samples(
+    world_size: int, name: str, dtype: torch.dtype
+) -> Iterator[tuple[Callable[..., object], tuple[object, ...]]]:
+    """The same of attention over a split sequence, and of the exchange of features for tokens."""
+    q, k, v = (torch.randn(1, heads, 4, 8, dtype=dtype, requires_grad=True) for heads in (4, 2, 2))
+    options = ("ring_attention", "ring", True, None, "zigzag", None, None, 1, name)
+    yield ops.context_attention, (q, k, v, *options)
+    whole = tuple(t.detach() for t in (q, k, v))
+    out, lse = ops.context_attention(*whole, *options)
+    yield ops.context_attention_backward, (torch.randn_like(out), *whole, out, lse, *options)
+    features = [bound for rank in range(world_size) for bound in (3 * rank, 3 * rank + 3)]
+    total = 3 * world_size
+    x, part, weight = (torch.randn(shape, dtype=dtype) for shape in ((2, 3, 12), (2, total, 3), (total, 12)))
+    yield ops.gemm_all_to_all, (x, [weight], [None], features, name)
+    yield ops.exchange_features, ([part], features, [total], name)
+    yield ops.all_to_all_gemm, (part, torch.randn(5, total, dtype=dtype), None, features, name)
 
 
 def opcheck_all(rank: int, world_size: int) -> dict[str, int]:

@@ -17,8 +17,7 @@ def member(**changes: object) -> _Member:
     plain = _Member(
         host=HERE,
         pid=1,
-        address="\0a",
-        token=b"",
+        door=symmetric_memory._Door("\0a", b""),
         cores=(0, 1),
         threads=1,
         reserve=1 << 30,

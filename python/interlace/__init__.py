@@ -25,10 +25,10 @@ from .modules.clipping import clip_grad_norm_, install_total_norm, restore_total
 from .packing import PackedWeight, pack_weights, unpack_weights
 from .parallelize import Report, parallelize, report, split_adapters
 from .paths import Path, backend, last_path
-from .planner import Layout, plan
 
 if TYPE_CHECKING:
     from . import context_parallel, hf, styles
+    from .planner import Layout, plan
     from .symm_mem_ops import provide_symm_mem_ops
 
 __version__ = "0.1.0"
@@ -83,8 +83,16 @@ __all__ = [
     "unpack_weights",
 ]
 
-# loaded when first named: they import DTensor, which takes half as long as torch itself
-_LATER = {"context_parallel": "", "hf": "", "provide_symm_mem_ops": "symm_mem_ops", "styles": ""}
+# loaded when first named: they import DTensor, which takes half as long as torch itself, or the whole planner
+_LATER = {
+    "Layout": "planner",
+    "context_parallel": "",
+    "hf": "",
+    "plan": "planner",
+    "planner": "",
+    "provide_symm_mem_ops": "symm_mem_ops",
+    "styles": "",
+}
 
 
 if not TYPE_CHECKING:  # to a type checker a module with __getattr__ has every name

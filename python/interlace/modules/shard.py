@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ..functional.attention import heads
+from ..functional.attention.heads import balanced_sizes
+
 __all__ = ["HeadLayout", "Range", "Shards", "balanced_sizes", "split_heads"]
 
 
@@ -130,11 +133,6 @@ def _joined(pieces: Sequence[Range]) -> tuple[Range, ...]:
     return tuple(joined) or tuple(pieces[:1])
 
 
-def balanced_sizes(count: int, parts: int) -> tuple[int, ...]:
-    """`count` cut in `parts` that differ by at most one, the larger first."""
-    return tuple(count // parts + (part < count % parts) for part in range(parts))
-
-
 def checked_shards(
     op: str, what: str, total: int, world_size: int, shards: Shards | None, sizes: Sequence[int] | None
 ) -> Shards:
@@ -193,23 +191,17 @@ def split_heads(op: str, num_heads: int, num_kv_heads: int, world_size: int) -> 
             f"{op}: num_heads={num_heads} is not a positive multiple of num_kv_heads={num_kv_heads}; "
             "each kv head must serve the same number of query heads"
         )
-    per_group = num_heads // num_kv_heads
+    split = heads.split_heads(num_heads, num_kv_heads, world_size)
+    output = Shards.partition([len(part) for part in split.query])
     if num_kv_heads >= world_size:
-        kv = Shards.partition(balanced_sizes(num_kv_heads, world_size))
-        query = kv.scaled(per_group)
-        return HeadLayout(query=query, key_value=kv, output=query)
-    starts: list[int] = []
-    sizes: list[int] = []
-    kv_starts: list[int] = []
-    for kv_head, ranks in enumerate(balanced_sizes(world_size, num_kv_heads)):
-        start = kv_head * per_group
-        for size in balanced_sizes(per_group, ranks):
-            # an idle rank mirrors the group's last head: attention code meets no empty tensor, and the copy
-            # stays equal to its owner because gradients of shared rows are summed
-            starts.append(start if size else start - 1)
-            sizes.append(size)
-            kv_starts.append(kv_head)
-            start += size
-    query = Shards.slices(num_heads, starts, [max(1, size) for size in sizes])
-    kv = Shards.slices(num_kv_heads, kv_starts, [1] * world_size)
-    return HeadLayout(query=query, key_value=kv, output=Shards.partition(sizes))
+        kv = Shards.partition([len(part) for part in split.key_value])
+        return HeadLayout(query=output, key_value=kv, output=output)
+    # an idle rank mirrors the group's last head: attention code meets no empty tensor, and the copy stays equal
+    # to its owner because gradients of shared rows are summed
+    query = Shards.slices(
+        num_heads,
+        [part.start if part else part.start - 1 for part in split.query],
+        [max(1, len(part)) for part in split.query],
+    )
+    kv = Shards.slices(num_kv_heads, [part.start for part in split.key_value], [1] * world_size)
+    return HeadLayout(query=query, key_value=kv, output=output)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..collectives import all_to_all
 
-__all__ = ["HeadSplit", "gather_tokens", "head_shards", "scatter_tokens", "split_heads"]
+__all__ = ["HeadSplit", "balanced_sizes", "gather_tokens", "head_shards", "scatter_tokens", "split_heads"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,11 @@ class HeadSplit:
 
     query: tuple[range, ...]
     key_value: tuple[range, ...]
+
+
+def balanced_sizes(count: int, parts: int) -> tuple[int, ...]:
+    """`count` cut in `parts` that differ by at most one, the larger first."""
+    return tuple(count // parts + (part < count % parts) for part in range(parts))
 
 
 @lru_cache(maxsize=64)
@@ -34,20 +39,17 @@ def split_heads(heads: int, kv_heads: int, world_size: int) -> HeadSplit:
     query, key_value = [], []
     if kv_heads >= world_size:
         begin = 0
-        for rank in range(world_size):
-            end = begin + kv_heads // world_size + (rank < kv_heads % world_size)
-            query.append(range(begin * per_group, end * per_group))
-            key_value.append(range(begin, end))
-            begin = end
+        for size in balanced_sizes(kv_heads, world_size):
+            query.append(range(begin * per_group, (begin + size) * per_group))
+            key_value.append(range(begin, begin + size))
+            begin += size
         return HeadSplit(tuple(query), tuple(key_value))
-    for group in range(kv_heads):
-        ranks = world_size // kv_heads + (group < world_size % kv_heads)
+    for group, ranks in enumerate(balanced_sizes(world_size, kv_heads)):
         begin = group * per_group
-        for place in range(ranks):
-            end = begin + per_group // ranks + (place < per_group % ranks)
-            query.append(range(begin, end))
-            key_value.append(range(group, group + (end > begin)))
-            begin = end
+        for size in balanced_sizes(per_group, ranks):
+            query.append(range(begin, begin + size))
+            key_value.append(range(group, group + (size > 0)))
+            begin += size
     return HeadSplit(tuple(query), tuple(key_value))
 
 

@@ -18,6 +18,7 @@ from .layout import ParameterLayout, take
 from .region import SumRegion, enter_region
 from .shard import Shards, balanced_sizes
 from .split import SplitModule
+from .stand_in import StandIn
 
 __all__ = ["ExpertForm", "ParallelExperts", "expert_form", "expert_shards"]
 
@@ -63,7 +64,7 @@ class ExpertForm:
         return cuts | ({f"{self.into}_bias": (1, into)} if self.biased else {})
 
 
-class ParallelExperts(SplitModule):
+class ParallelExperts(SplitModule, StandIn):
     """Y = sum over ranks of sum over k of w_k down_r(act(gate_up_r(x))), plus the routed bias of down once.
 
     Stands in for `module` and computes with its forward, on this rank's features: hidden states [T, H], indices
@@ -87,21 +88,10 @@ class ParallelExperts(SplitModule):
         inner = without_hooks(module)
         for name, (dim, own) in form.cuts(shards).items():
             module._parameters[name] = _shard(module._parameters[name], dim, own, info.rank)
-        # not a child: a child would rename the parameters; the dicts are shared, so both always see the same
         inner._parameters = module._parameters
         _keep_aligned(inner, shards, info.rank)
-        object.__setattr__(self, "module", inner)
-        self._parameters, self._buffers = inner._parameters, inner._buffers
+        self._stand_in_for(inner)
         self.training = module.training
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            module = self.__dict__.get("module")
-            if module is None:
-                raise
-            return getattr(module, name)
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
         """Hidden states, which experts, and how much of each -> the routed sum; see the class."""
@@ -142,11 +132,6 @@ class ParallelExperts(SplitModule):
             name: ParameterLayout.of_shards(self.shapes[name], dim, shards, self.group_name)
             for name, (dim, shards) in self.form.cuts(self.shards).items()
         }
-
-    def train(self, mode: bool = True) -> ParallelExperts:
-        """As nn.Module.train, for the module too."""
-        self.module.train(mode)
-        return super().train(mode)
 
     def extra_repr(self) -> str:
         """The module it stands for, and this rank's part of the features."""

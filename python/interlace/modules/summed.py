@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from .. import functional
 from ..groups import Group, resolve
+from .stand_in import StandIn
 
 __all__ = ["SummedGradients"]
 
 
-class SummedGradients(nn.Module):
+class SummedGradients(StandIn):
     """Stands in for `module`: same parameters under the same names, same forward, gradients summed over the
     group.
 
@@ -33,20 +34,8 @@ class SummedGradients(nn.Module):
                 "wrap each of them instead"
             )
         self.group_name = resolve(group).name
-        # not a child: a child would rename the parameters; the dicts are shared, so both always see the same
-        # ones
-        object.__setattr__(self, "module", module)
-        self._parameters, self._buffers = module._parameters, module._buffers
+        self._stand_in_for(module)
         self.training = module.training
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            module = self.__dict__.get("module")
-            if module is None:
-                raise
-            return getattr(module, name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What `module` returns."""
@@ -54,11 +43,6 @@ class SummedGradients(nn.Module):
         if not torch.is_grad_enabled() or not any(param.requires_grad for param in named.values()):
             return self.module(*args, **kwargs)
         return torch.func.functional_call(self.module, _copied(named, self.group_name), args, kwargs)
-
-    def train(self, mode: bool = True) -> SummedGradients:
-        """As nn.Module.train, for the module too."""
-        self.module.train(mode)
-        return super().train(mode)
 
     def extra_repr(self) -> str:
         """The module it stands for."""

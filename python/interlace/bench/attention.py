@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from .. import functional
 from ..context_parallel import work_of
-from ..functional.attention import LAYOUTS, spans_of
+from ..functional.attention import LAYOUTS, spans_of, tokens_of
 from ..windows import window_bytes
 from .harness import Column, Session
 from .peak import peak_bytes
@@ -95,7 +95,7 @@ def run(settings: Mapping[str, object]) -> int:
 def _one(session: Session, problem: Problem, name: str, attend: Callable[..., Any], layout: str) -> None:
     whole = problem.draw()
     spans = spans_of(layout, problem.tokens, session.world_size, session.rank, problem.documents)
-    mine = torch.cat([torch.arange(s.start, s.start + s.length * s.step, s.step) for s in spans])
+    mine = tokens_of(spans)
     own = [t[:, :, mine].contiguous() for t in whole]
     split = partial(attend, causal=True, layout=layout, cu_seqlens=problem.documents)
     single = partial(_unsplit, documents=problem.documents)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..functional import all_gather
-from ..functional.attention import LAYOUTS, spans_of
+from ..functional.attention import LAYOUTS, spans_of, tokens_of
 from ..groups import Group, GroupInfo, resolve
 from .attention import whole_group
 from .work import Work, work_of
@@ -96,7 +96,7 @@ def shard_batch(
     dims = _dims(tensors, length, buffers or {})
     ends, padded, source = _padded(layout, info, length, documents, causal, tensors)
     sources = tuple(
-        source[_positions(layout, padded, info.world_size, r, ends)] for r in range(info.world_size)
+        source[tokens_of(spans_of(layout, padded, info.world_size, r, ends))] for r in range(info.world_size)
     )
     _add_positions(tensors, dims, length, documents)
     _add_shifted(tensors, dims, documents)
@@ -210,12 +210,6 @@ def _padded(
     if documents is None:
         return None, length + extra, source
     return (*documents, *([length + extra] if extra else [])), length + extra, source
-
-
-def _positions(layout: str, length: int, world_size: int, rank: int, ends: Sequence[int] | None) -> Tensor:
-    spans = spans_of(layout, length, world_size, rank, ends)
-    runs = [torch.arange(s.start, s.start + s.length * s.step, s.step) for s in spans]
-    return torch.cat(runs) if runs else torch.zeros(0, dtype=torch.int64)
 
 
 def _add_positions(

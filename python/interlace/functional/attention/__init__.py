@@ -10,7 +10,7 @@ from .api import (
 from .decode import decode_attention
 from .heads import head_shards
 from .problem import Problem, visible_pairs_of
-from .spans import LAYOUTS, Span, positions_of, spans_of
+from .spans import LAYOUTS, Span, positions_of, spans_of, tokens_of
 
 __all__ = [
     "LAYOUTS",
@@ -25,5 +25,6 @@ __all__ = [
     "positions_of",
     "ring_attention",
     "spans_of",
+    "tokens_of",
     "visible_pairs_of",
 ]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-__all__ = ["LAYOUTS", "Span", "positions_of", "spans_of"]
+__all__ = ["LAYOUTS", "Span", "positions_of", "spans_of", "tokens_of"]
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
 
@@ -66,19 +66,19 @@ def spans_of(
     return [span for span in cuts if span is not None]
 
 
+def tokens_of(spans: Sequence[Span]) -> Tensor:
+    """Positions of a rank's tokens in the whole sequence, in the order in which it holds them, int64."""
+    runs = [torch.arange(span.length) * span.step + span.start for span in spans]
+    return torch.cat(runs) if runs else torch.zeros(0, dtype=torch.int64)
+
+
 def positions_of(
     layout: str, length: int, world_size: int, cu_seqlens: Sequence[int] | None = None
 ) -> list[Tensor]:
     """By rank: positions of its tokens, each counted from the start of its document, int64 [length / world_size]."""
     starts = cu_seqlens if cu_seqlens is not None else [0]
-    found = []
-    for rank in range(world_size):
-        spans = spans_of(layout, length, world_size, rank, cu_seqlens)
-        runs = [
-            torch.arange(span.length) * span.step + (span.start - starts[span.document]) for span in spans
-        ]
-        found.append(torch.cat(runs) if runs else torch.zeros(0, dtype=torch.int64))
-    return found
+    by_rank = [spans_of(layout, length, world_size, rank, cu_seqlens) for rank in range(world_size)]
+    return [tokens_of([replace(s, start=s.start - starts[s.document]) for s in spans]) for spans in by_rank]
 
 
 def _check(layout: str, length: int, world_size: int, documents: list[int]) -> None:

@@ -4,7 +4,8 @@
 //
 // A new segment is all zero on every rank before the first launch. A launch consumes one epoch on every rank, in the
 // same order; its staging lies in the half that parity(epoch) selects. Epochs are counted in the segment, by the
-// kernels, so that a captured graph can be replayed.
+// kernels, so that a captured graph can be replayed. A two-shot launch consumes two: it reduces in one and gathers in
+// the next, as two launches would.
 //
 // Why no barrier at the end: a rank that finishes epoch e has heard from every peer in e, so every peer has left e-1
 // (one stream: its next launch began), and the half of e-1 is free for e+1.
@@ -51,6 +52,7 @@ struct alignas(64) HostPage {
 // virtual ranks on one.
 struct SymmetricGroup {
   char* segments[kMaxRanks];  // by rank, at this device's addresses
+  char* multicast;  // all segments at once, through the switch (NVLS); null when there is no such address
   HostPage* pages[kMaxRanks];  // of the ranks this launch plays
   int64_t half_bytes;
   uint64_t timeout_nanoseconds;  // of one wait

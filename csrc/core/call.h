@@ -46,8 +46,8 @@ constexpr Op op_named(std::string_view name) {
   return Op::kNone;
 }
 
-// Integers are summed by the plain collectives only; kBytes is what is copied and never summed.
-enum class Dtype : uint32_t { kFloat32, kBFloat16, kFloat16, kFloat64, kInt32, kInt64, kBytes };
+// Integers are summed by the plain collectives only; kBytes is what is copied and never summed; fp8 is multiplied only.
+enum class Dtype : uint32_t { kFloat32, kBFloat16, kFloat16, kFloat64, kInt32, kInt64, kBytes, kFloat8E4m3 };
 
 constexpr const char* dtype_name(Dtype dtype) {
   switch (dtype) {
@@ -57,6 +57,7 @@ constexpr const char* dtype_name(Dtype dtype) {
     case Dtype::kFloat64: return "float64";
     case Dtype::kInt32: return "int32";
     case Dtype::kInt64: return "int64";
+    case Dtype::kFloat8E4m3: return "float8_e4m3fn";
     case Dtype::kBytes: break;
   }
   return "bytes";
@@ -68,7 +69,8 @@ constexpr int64_t dtype_size(Dtype dtype) {
     case Dtype::kInt32: return 4;
     case Dtype::kFloat64:
     case Dtype::kInt64: return 8;
-    case Dtype::kBytes: return 1;
+    case Dtype::kBytes:
+    case Dtype::kFloat8E4m3: return 1;
     default: return 2;
   }
 }

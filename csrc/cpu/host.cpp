@@ -70,6 +70,7 @@ ScalarType scalar_type(Dtype dtype) {
     case Dtype::kInt32: return ScalarType::Int;
     case Dtype::kInt64: return ScalarType::Long;
     case Dtype::kBytes: return ScalarType::Byte;
+    case Dtype::kFloat8E4m3: return ScalarType::Float8_e4m3fn;
     case Dtype::kFloat32: break;
   }
   return ScalarType::Float;

@@ -19,6 +19,7 @@ PYTHON_FLOORS = {
     "packing": 3,
     "paths": 2,
     "symmetric_memory": 3,
+    "device": 4,
     "groups": 4,
     "random": 5,
     "reference": 5,

@@ -48,6 +48,9 @@ class EmulatedGroup {
       for (auto& block : control.arrivals) {
         for (uint32_t& word : block) word = first_epoch;
       }
+      for (auto& tile : control.tile_arrivals) {
+        for (uint32_t& word : tile) word = first_epoch;
+      }
     }
   }
 

@@ -47,7 +47,7 @@ import torch
 
 torch.ops.load_library(sys.argv[1])
 ops = torch.ops.interlace
-assert ops._device_segment_bytes(1024) == 2304 + 2 * 1024
+assert ops._device_segment_bytes(1024) == 2304 + 4096 * 9 * 4 + 2 * 1024
 assert "Tensor(a!)[] outs" in str(ops._device_one_shot_all_reduce.default._schema)
 
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 
 PAGE_WORDS = 16  # 64 bytes: abort_request, then the failure: state, op, rank, peer, block, want, seen
-CONTROL_WORDS = 576  # csrc/cuda/kernels/segment.h: 64 x 8 arrivals, abort at 512, epoch at 544
-EPOCH_WORD = 544
+# csrc/cuda/kernels/segment.h: 64 x 8 arrivals, abort at 512, epoch at 544, 4096 x 8 tile arrivals, 4096 counters
 ARRIVAL_WORDS = 512
+EPOCH_WORD = 544
+TILE_ARRIVALS = slice(576, 576 + 4096 * 8)
+CONTROL_WORDS = 576 + 4096 * 9
 
 TIMED_OUT = 1
 ABORTED = 2
@@ -50,6 +52,7 @@ class VirtualRanks:
         self._memory.fill_(-1)
         self._memory[:, :CONTROL_WORDS] = 0
         self._memory[:, :ARRIVAL_WORDS] = signed
+        self._memory[:, TILE_ARRIVALS] = signed
         self._memory[:, EPOCH_WORD] = signed
         torch.cuda.synchronize()
 

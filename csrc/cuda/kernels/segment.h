@@ -8,12 +8,14 @@
 // the next, as two launches would.
 //
 // Why no barrier at the end: a rank that finishes epoch e has heard from every peer in e, so every peer has left e-1
-// (one stream: its next launch began), and the half of e-1 is free for e+1.
+// (one stream: its next launch began), and the half of e-1 is free for e+1. So every launch waits for at least one
+// signal of every peer, also of a peer that has nothing to send.
 #pragma once
 
 #include <cstdint>
 
 #include "core/call.h"
+#include "core/gemm_schedule.h"
 #include "core/signal.h"
 
 namespace interlace {
@@ -27,8 +29,12 @@ struct alignas(128) SegmentControl {
   alignas(128) uint32_t epoch;  // last epoch this rank finished; this and the rest are its own
   uint32_t blocks_finished;  // of the running launch
   uint32_t failure_claimed;  // the failure of this rank is being, or has been, written
+  uint32_t claims[2];  // next unit of this rank to be reduced, to be copied; 0 between launches
+  // [index][peer]: last epoch in which the peer sent what has this index (core/gemm_schedule.h); the peer writes
+  alignas(128) uint32_t tile_arrivals[kMaxTileSignals][kMaxRanks];
+  uint32_t tiles_stored[kMaxTileSignals];  // of each row block in the running launch; 0 between launches
 };
-static_assert(sizeof(SegmentControl) == 2304);
+static_assert(sizeof(SegmentControl) == 2304 + kMaxTileSignals * (kMaxRanks + 1) * sizeof(uint32_t));
 
 enum class FailureState : uint32_t { kNone = 0, kTimedOut = 1, kAborted = 2 };
 
@@ -41,6 +47,7 @@ struct DeviceFailure {
   uint32_t block;
   uint32_t want;  // epochs
   uint32_t seen;
+  uint32_t tile;  // 1 + index of the word in tile_arrivals; 0: it waited for the peer's block
 };
 
 struct alignas(64) HostPage {

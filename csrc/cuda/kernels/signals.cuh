@@ -34,6 +34,7 @@ INTERLACE_DEVICE void record_failure(const SymmetricGroup& group, FailureState s
   record.block = failure.block;
   record.want = failure.want;
   record.seen = failure.seen;
+  record.tile = failure.tile;
   ptx::st_release_sys_u32(&record.state, static_cast<uint32_t>(state));
 }
 
@@ -44,25 +45,32 @@ INTERLACE_DEVICE void abort_all(const SymmetricGroup& group, int culprit) {
   }
 }
 
-// One thread waits for `peer` to reach `want`. Acquire: what the peer's block stored before its signal is visible to
-// this thread. False when the wait was cut short; then the failure is recorded and every rank is told to leave.
-INTERLACE_DEVICE bool wait_for_peer(const SymmetricGroup& group, Op op, int peer, uint32_t want) {
+// A word of this rank's control that `peer` writes, and the epoch that it must reach.
+struct Awaited {
+  const uint32_t* word;
+  int peer;
+  uint32_t tile;  // 1 + index in tile_arrivals, or 0
+  uint32_t want;
+};
+
+// One thread waits. Acquire: what the peer stored before its signal is visible to this thread. False when the wait was
+// cut short; then the failure is recorded and every rank is told to leave.
+INTERLACE_DEVICE bool wait_for_word(const SymmetricGroup& group, Op op, const Awaited& awaited) {
   const int rank = own_rank(group);
   const SegmentControl& own = control_of(group, rank);
-  const uint32_t block = ptx::ctaid_x();
-  const uint32_t* const word = &own.arrivals[block][peer];
   const uint64_t start = ptx::globaltimer();
   for (uint32_t polls = 1;; ++polls) {
-    const uint32_t seen = ptx::ld_acquire_sys_u32(word);
-    if (reached(seen, want)) return true;
+    const uint32_t seen = ptx::ld_acquire_sys_u32(awaited.word);
+    if (reached(seen, awaited.want)) return true;
     if (polls % kPollsPerCheck == 0) {
       DeviceFailure failure{};
       failure.op = static_cast<uint32_t>(op);
       failure.rank = static_cast<uint32_t>(rank);
-      failure.peer = static_cast<uint32_t>(peer);
-      failure.block = block;
-      failure.want = want;
+      failure.peer = static_cast<uint32_t>(awaited.peer);
+      failure.block = ptx::ctaid_x();
+      failure.want = awaited.want;
       failure.seen = seen;
+      failure.tile = awaited.tile;
       if (const uint32_t abort = ptx::ld_relaxed_sys_u32(&own.abort); abort != 0) {
         failure.peer = abort - 1;
         record_failure(group, FailureState::kAborted, failure);
@@ -77,6 +85,36 @@ INTERLACE_DEVICE bool wait_for_peer(const SymmetricGroup& group, Op op, int peer
     }
     ptx::nanosleep_u32(kPollPauseNanoseconds);
   }
+}
+
+// The namesake of this block at `peer` has reached `want`.
+INTERLACE_DEVICE bool wait_for_peer(const SymmetricGroup& group, Op op, int peer, uint32_t want) {
+  const uint32_t* const word = &control_of(group, own_rank(group)).arrivals[ptx::ctaid_x()][peer];
+  return wait_for_word(group, op, {word, peer, 0, want});
+}
+
+// What `peer` sends under this index has arrived.
+INTERLACE_DEVICE bool wait_for_tile(const SymmetricGroup& group, Op op, int peer, int64_t index,
+                                    uint32_t want) {
+  const uint32_t* const word = &control_of(group, own_rank(group)).tile_arrivals[index][peer];
+  return wait_for_word(group, op, {word, peer, 1 + static_cast<uint32_t>(index), want});
+}
+
+// One thread. Release: what it stored before, and what was ordered before that, is visible to the one who waits.
+INTERLACE_DEVICE void signal_tile(const SymmetricGroup& group, int peer, int64_t index, uint32_t epoch) {
+  ptx::st_release_sys_u32(&control_of(group, peer).tile_arrivals[index][own_rank(group)], epoch);
+}
+
+// Words that a launch does not use must not fall 2^31 epochs behind, or they would look as if they were ahead: each
+// launch brings one block's and one tile's word at every peer up to date, unless it is among the first that the launch
+// uses. A slow peer may still wait for that word in the epoch before; release gives it what it waits for.
+INTERLACE_DEVICE void refresh_words(const SymmetricGroup& group, int peer, uint32_t epoch,
+                                    uint32_t blocks_used, int64_t tiles_used) {
+  SegmentControl& theirs = control_of(group, peer);
+  const int rank = own_rank(group);
+  const uint32_t block = epoch % kMaxBlocks, tile = epoch % kMaxTileSignals;
+  if (block >= blocks_used) ptx::st_release_sys_u32(&theirs.arrivals[block][rank], epoch);
+  if (tile >= tiles_used) ptx::st_release_sys_u32(&theirs.tile_arrivals[tile][rank], epoch);
 }
 
 // All threads of the block call it. The epoch of this launch; `open` is false, for the whole block, when the group was
@@ -118,10 +156,7 @@ INTERLACE_DEVICE bool meet_peers(const SymmetricGroup& group, Op op, uint32_t ep
   if (peer < group.world_size && peer != rank) {
     SegmentControl& theirs = control_of(group, peer);
     ptx::st_release_sys_u32(&theirs.arrivals[block][rank], epoch);
-    // Blocks that this grid lacks must not fall 2^31 epochs behind, or they would look as if they were ahead: each
-    // launch brings one of their words up to date. Nobody waits for it, so it is early or harmless.
-    const uint32_t idle = epoch % kMaxBlocks;
-    if (block == 0 && idle >= ptx::nctaid_x()) ptx::st_relaxed_sys_u32(&theirs.arrivals[idle][rank], epoch);
+    if (block == 0) refresh_words(group, peer, epoch, ptx::nctaid_x(), 0);
     met = wait_for_peer(group, op, peer, epoch);
   }
   // what the waiting threads acquired is visible to the whole block
@@ -136,6 +171,7 @@ INTERLACE_DEVICE void leave_epoch(const SymmetricGroup& group, uint32_t epoch) {
   // stands between the other threads' reads and this.
   if (ptx::atom_add_acq_rel_gpu_u32(&own.blocks_finished, 1) == ptx::nctaid_x() - 1) {
     own.blocks_finished = 0;
+    own.claims[0] = own.claims[1] = 0;
     own.epoch = epoch;
   }
 }

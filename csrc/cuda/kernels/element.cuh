@@ -13,6 +13,9 @@ struct BFloat16 {
 struct Float16 {
   uint16_t bits;
 };
+struct Float8E4m3 {  // operand of products only
+  uint8_t bits;
+};
 
 INTERLACE_DEVICE float to_float(float value) { return value; }
 INTERLACE_DEVICE float to_float(BFloat16 value) {

@@ -59,7 +59,7 @@ constexpr int kGatheredMaps = 2;  // the gathered rows in half 0 and half 1
 constexpr int kTensorMaps = 2 * kMaxProducts + kGatheredMaps;
 
 // TensorMap: CUtensorMap on host and device, ptx::TensorMap (of the same meaning) in the emulator.
-template <class TensorMap> struct alignas(64) GemmTensorMapsOf {
+template <class TensorMap> struct GemmTensorMapsOf {
   TensorMap x[kMaxProducts];
   TensorMap gathered[kGatheredMaps];
   TensorMap weights[kMaxProducts];

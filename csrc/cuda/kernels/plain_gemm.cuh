@@ -1,0 +1,100 @@
+// gemm: the plain product, no peers. Hooks for both mainloops, and what their kernels share with the fused ones.
+#pragma once
+
+#include "core/tile_order.h"
+#include "cuda/kernels/element.cuh"
+#include "cuda/kernels/gemm_arguments.h"
+#include "cuda/kernels/gemm_hooks.h"
+
+namespace interlace {
+
+// values[i] += array[i] for i < valid.
+template <class T>
+INTERLACE_DEVICE void add_columns(const T* array, int valid, float (&values)[kStoreColumns]) {
+  static_assert(Pack<T>::kElements == kStoreColumns);
+  const Pack<T> pack = load_pack(array, 0, valid, aligned_to_pack(array));
+  INTERLACE_UNROLL
+  for (int i = 0; i < kStoreColumns; ++i) values[i] += to_float(pack.elements[i]);
+}
+
+// array[i] = values[i] for i < valid.
+template <class T>
+INTERLACE_DEVICE void store_columns(T* array, int valid, const float (&values)[kStoreColumns]) {
+  static_assert(Pack<T>::kElements == kStoreColumns);
+  Pack<T> pack;
+  INTERLACE_UNROLL
+  for (int i = 0; i < kStoreColumns; ++i) from_float(values[i], pack.elements[i]);
+  store_pack(array, 0, valid, aligned_to_pack(array), pack);
+}
+
+// fp8: the scales of one row of x and of these columns of the weight.
+INTERLACE_DEVICE void scale_columns(const GemmArguments& arguments, const GemmProduct& product, int64_t row,
+                                    int64_t column, int valid, float (&values)[kStoreColumns]) {
+  const float x_scale = arguments.x_scale[arguments.row_wise ? row : 0];
+  INTERLACE_UNROLL
+  for (int i = 0; i < kStoreColumns; ++i) {
+    if (i < valid) values[i] *= x_scale * product.weight_scale[arguments.row_wise ? column + i : 0];
+  }
+}
+
+template <class Tile> struct PlainHooks {
+  static constexpr bool kWaits = false;
+  static constexpr bool kPublishes = false;
+  using Out = typename Tile::Out;
+
+  const GemmArguments& arguments;
+
+  INTERLACE_DEVICE static int32_t blocks_of(int64_t extent, int block) {
+    return static_cast<int32_t>((extent + block - 1) / block);
+  }
+  INTERLACE_DEVICE int32_t row_blocks() const { return blocks_of(arguments.rows, kGemmBlockRows); }
+  INTERLACE_DEVICE int32_t column_blocks(int32_t product) const {
+    return blocks_of(arguments.products[product].columns, Tile::kColumns);
+  }
+  INTERLACE_DEVICE int32_t all_column_blocks() const {
+    int32_t blocks = 0;
+    for (int32_t p = 0; p < arguments.outs(); ++p) blocks += column_blocks(p);
+    return blocks;
+  }
+  INTERLACE_DEVICE int64_t tiles() const { return int64_t{row_blocks()} * all_column_blocks(); }
+
+  // The columns of all products side by side: they share the rows of x.
+  INTERLACE_DEVICE TileWork tile(int64_t index) const {
+    const TilePlace place = tile_place(static_cast<int32_t>(index), row_blocks(), all_column_blocks(),
+                                       row_blocks_together(Tile::kColumns));
+    int32_t product = 0;
+    int32_t column_block = place.column_block;
+    while (column_block >= column_blocks(product)) column_block -= column_blocks(product++);
+    TileWork work;
+    work.row = place.row_block * kGemmBlockRows;
+    work.rows = smaller(arguments.rows - work.row, kGemmBlockRows);
+    work.product = product;
+    work.column = column_block * Tile::kColumns;
+    work.columns = smaller(arguments.products[product].columns - work.column, Tile::kColumns);
+    work.index = static_cast<int32_t>(index);
+    return work;
+  }
+  INTERLACE_DEVICE static int32_t smaller(int64_t left, int32_t whole) {
+    return left < whole ? static_cast<int32_t>(left) : whole;
+  }
+
+  INTERLACE_DEVICE bool ready(const TileWork&) const { return true; }
+  INTERLACE_DEVICE void stored(const TileWork&) const {}
+
+  INTERLACE_DEVICE void store(const TileWork& work, int row, int column, float (&values)[kStoreColumns],
+                              int valid) const {
+    const GemmProduct& product = arguments.products[work.product];
+    const int64_t at_row = work.row + row;
+    const int64_t at_column = work.column + column;
+    if constexpr (Tile::kFloat8) scale_columns(arguments, product, at_row, at_column, valid, values);
+    if (product.bias != nullptr)
+      add_columns(static_cast<const Out*>(product.bias) + at_column, valid, values);
+    if (arguments.residual != nullptr) {
+      const auto* const residual = static_cast<const Out*>(arguments.residual);
+      add_columns(residual + at_row * arguments.residual_stride + at_column, valid, values);
+    }
+    store_columns(static_cast<Out*>(product.out) + at_row * product.out_stride + at_column, valid, values);
+  }
+};
+
+}  // namespace interlace

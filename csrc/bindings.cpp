@@ -91,6 +91,33 @@ py::dict describe_group(const std::string& name) {
   return info;
 }
 
+void start_trace(const std::string& name, int64_t capacity) {
+  if (capacity < 1)
+    throw py::value_error("start_trace: capacity=" + std::to_string(capacity) + "; need 1 at least");
+  const auto group = require_group(name);
+  const py::gil_scoped_release release;  // a call that holds the lock may ask Python for pending signals
+  const std::lock_guard lock(group->mutex());
+  group->start_trace(capacity);
+}
+
+// (begin, end, op, work, epoch, part, peer, thread) of every event, and how many found no room.
+py::tuple stop_trace(const std::string& name) {
+  const auto group = require_group(name);
+  std::unique_ptr<Trace> trace;
+  {
+    const py::gil_scoped_release release;
+    const std::lock_guard lock(group->mutex());
+    trace = group->take_trace();
+  }
+  py::list events;
+  if (trace == nullptr) return py::make_tuple(events, 0);
+  for (const TraceEvent& e : trace->events()) {
+    events.append(
+        py::make_tuple(e.begin, e.end, op_name(e.op), work_name(e.work), e.epoch, e.part, e.peer, e.thread));
+  }
+  return py::make_tuple(events, trace->dropped());
+}
+
 }  // namespace
 }  // namespace interlace
 
@@ -111,6 +138,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("leave_group", &unregister_group);
   m.def("group_names", &group_names);
   m.def("describe_group", &describe_group);
+  m.def("start_trace", &start_trace, py::arg("name"), py::arg("capacity"));
+  m.def("stop_trace", &stop_trace, py::arg("name"));
   m.def(
       "refuse",
       [](const std::string& name, const std::string& text) {

@@ -45,6 +45,7 @@ void multiply_shard(const Piece& piece, int rank, const Rows& shard) {
     run_units(
         blocks * panels, blocks * panels, [](int64_t) {},
         [&](int64_t i) {
+          const Stretch stretch(piece.p.group.trace(), Work::kProduct, rank, i % panels);
           const int64_t row = i / panels * kSuperblockRows;
           const Rows x{shard.data + row * shard.stride, shard.stride};
           out.product->unit(&x, std::min(kSuperblockRows, rows - row), i % panels,
@@ -66,6 +67,7 @@ void multiply_gathered(const Piece& piece) {
   int64_t row = 0;
   for (int r = 0; r < world; ++r) {
     if (r != piece.p.group.rank()) piece.p.group.wait(r, Channel::kPartial, 1);
+    const Stretch stretch(piece.p.group.trace(), Work::kPull, r);
     std::memcpy(all + row * piece.stride, piece.p.group.half(r), piece.rows(r) * piece.stride);
     row += piece.rows(r);
   }
@@ -74,6 +76,7 @@ void multiply_gathered(const Piece& piece) {
     run_units(
         out.product->panels(), out.product->panels(), [](int64_t) {},
         [&](int64_t panel) {
+          const Stretch stretch(piece.p.group.trace(), Work::kProduct, -1, panel);
           out.product->unit(&x, total, panel, [&](int64_t r, int64_t n, const float* tile) {
             store(out, piece.p.dtype, r, n, panel,
                   tile);  // a single piece: rows of the ranks follow each other
@@ -86,6 +89,7 @@ void multiply_gathered(const Piece& piece) {
 // The gathered input itself, in the caller's type.
 void copy_gathered(const Piece& piece, int rank) {
   const GatherProblem& p = piece.p;
+  const Stretch stretch(p.group.trace(), Work::kPull, rank);
   const int64_t width = p.depth * dtype_size(p.dtype);
   char* to = p.gathered + piece.out_row(rank) * width;
   if (rank == p.group.rank()) {
@@ -114,8 +118,11 @@ int64_t gather_bytes(const GatherProblem& p, int64_t rows) {
 
 void stage_piece(const GatherProblem& p, int64_t own_rows, int64_t first, int64_t count) {
   const int64_t rows = std::clamp<int64_t>(own_rows - first, 0, count);
-  stage_rows(p.dtype, p.compute, p.x + first * p.x_stride, p.x_stride, rows, p.depth,
-             p.group.half(p.group.rank()));
+  {
+    const Stretch stretch(p.group.trace(), Work::kStage);
+    stage_rows(p.dtype, p.compute, p.x + first * p.x_stride, p.x_stride, rows, p.depth,
+               p.group.half(p.group.rank()));
+  }
   p.group.publish(Channel::kPartial, 1);
 }
 

@@ -22,16 +22,33 @@ int64_t piece_bytes(Group& group, int64_t wanted, int64_t least) {
   return target;
 }
 
+// Bytes into the own half, for peers to read.
+void stage(Group& group, char* to, const char* from, int64_t bytes) {
+  const Stretch stretch(group.trace(), Work::kStage);
+  std::memcpy(to, from, bytes);
+}
+
+// Finished bytes of a rank into the output.
+void pull(Group& group, int peer, char* to, const char* from, int64_t bytes) {
+  const Stretch stretch(group.trace(), Work::kPull, peer);
+  std::memcpy(to, from, bytes);
+}
+
+void sum(Group& group, Dtype dtype, void* out, const void* const* parts, int64_t n) {
+  const Stretch stretch(group.trace(), Work::kSum);
+  isa().sum(dtype, out, parts, group.world_size(), n);
+}
+
 // One signal: everybody stages everything, everybody sums everything.
 void one_shot(Group& group, Dtype dtype, const char* in, char* out, int64_t n) {
   const void* parts[kMaxRanks];
-  std::memcpy(group.half(group.rank()), in, n * dtype_size(dtype));
+  stage(group, group.half(group.rank()), in, n * dtype_size(dtype));
   group.publish(Channel::kPartial, 1);
   for (int r = 0; r < group.world_size(); ++r) {
     if (r != group.rank()) group.wait(r, Channel::kPartial, 1);
     parts[r] = r == group.rank() ? in : group.half(r);
   }
-  isa().sum(dtype, out, parts, group.world_size(), n);
+  sum(group, dtype, out, parts, n);
 }
 
 // Two signals: every rank stages what others own, sums what it owns into its half and its output, pulls the rest.
@@ -45,7 +62,7 @@ void two_shot(Group& group, Dtype dtype, const char* in, char* out, int64_t n) {
   for (int k = 1; k < world; ++k) {
     const int owner = (me + k) % world;
     const Range range = part(owner);
-    std::memcpy(mine + range.begin * size, in + range.begin * size, range.size() * size);
+    stage(group, mine + range.begin * size, in + range.begin * size, range.size() * size);
     group.publish(Channel::kPartial, static_cast<uint32_t>(k));
   }
   const Range own = part(me);
@@ -55,14 +72,14 @@ void two_shot(Group& group, Dtype dtype, const char* in, char* out, int64_t n) {
     if (r != me) group.wait(r, Channel::kPartial, static_cast<uint32_t>((me - r + world) % world));
     parts[r] = (r == me ? in : group.half(r)) + own.begin * size;
   }
-  isa().sum(dtype, mine + own.begin * size, parts, world, own.size());
+  sum(group, dtype, mine + own.begin * size, parts, own.size());
   group.publish(Channel::kFinal, 1);
-  std::memcpy(out + own.begin * size, mine + own.begin * size, own.size() * size);
+  pull(group, me, out + own.begin * size, mine + own.begin * size, own.size() * size);
   for (int k = 1; k < world; ++k) {
     const int peer = (me + k) % world;
     const Range range = part(peer);
     group.wait(peer, Channel::kFinal, 1);
-    std::memcpy(out + range.begin * size, group.half(peer) + range.begin * size, range.size() * size);
+    pull(group, peer, out + range.begin * size, group.half(peer) + range.begin * size, range.size() * size);
   }
 }
 
@@ -123,7 +140,7 @@ void reduce_scatter_rows(Group& group, const Call& call, Dtype dtype, const char
     for (int k = 1; k < world; ++k) {
       const int owner = (me + k) % world;
       const Range range = clip(owner);
-      std::memcpy(mine + owner * piece * size, in + range.begin * size, range.size() * size);
+      stage(group, mine + owner * piece * size, in + range.begin * size, range.size() * size);
       group.publish(Channel::kPartial, static_cast<uint32_t>(k));
     }
     const Range own = clip(me);
@@ -132,7 +149,7 @@ void reduce_scatter_rows(Group& group, const Call& call, Dtype dtype, const char
       if (r != me) group.wait(r, Channel::kPartial, static_cast<uint32_t>((me - r + world) % world));
       parts[r] = r == me ? in + own.begin * size : group.half(r) + me * piece * size;
     }
-    isa().sum(dtype, out + (own.begin - part(me).begin) * size, parts, world, own.size());
+    sum(group, dtype, out + (own.begin - part(me).begin) * size, parts, own.size());
     group.finish();
   }
 }
@@ -162,13 +179,13 @@ void all_gather_rows(Group& group, const Call& call, const char* in, char* out,
   for (int64_t first = 0; first < std::max<int64_t>(longest, 1); first += piece) {
     group.begin(call, rows[me]);
     auto count = [&](int r) { return std::clamp<int64_t>(rows[r] * width - first, 0, piece); };
-    if (count(me) > 0) std::memcpy(group.half(me), in + first, count(me));
+    if (count(me) > 0) stage(group, group.half(me), in + first, count(me));
     group.publish(Channel::kPartial, 1);
-    if (count(me) > 0) std::memcpy(out + begin[me] + first, in + first, count(me));
+    if (count(me) > 0) pull(group, me, out + begin[me] + first, in + first, count(me));
     for (int k = 1; k < world; ++k) {
       const int peer = (me + k) % world;
       group.wait(peer, Channel::kPartial, 1);
-      if (count(peer) > 0) std::memcpy(out + begin[peer] + first, group.half(peer), count(peer));
+      if (count(peer) > 0) pull(group, peer, out + begin[peer] + first, group.half(peer), count(peer));
     }
     group.finish();
   }
@@ -207,7 +224,7 @@ void all_to_all_rows(Group& group, const Call& call, const char* in, char* out,
     for (int to = 0; to < world; ++to) {
       if (to == me) own_offset = offset;
       if (to != me && count(send[to]) > 0) {
-        std::memcpy(group.half(me) + to * piece, in + offset + first, count(send[to]));
+        stage(group, group.half(me) + to * piece, in + offset + first, count(send[to]));
       }
       offset += send[to] * width;
     }
@@ -216,7 +233,7 @@ void all_to_all_rows(Group& group, const Call& call, const char* in, char* out,
     for (int from = 0; from < world; ++from) {
       if (from != me) group.wait(from, Channel::kPartial, 1);
       const char* source = from == me ? in + own_offset + first : group.half(from) + me * piece;
-      if (count(receive[from]) > 0) std::memcpy(out + offset + first, source, count(receive[from]));
+      if (count(receive[from]) > 0) pull(group, from, out + offset + first, source, count(receive[from]));
       offset += receive[from] * width;
     }
     group.finish();

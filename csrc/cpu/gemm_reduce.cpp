@@ -29,6 +29,7 @@ void share_tile(const Group& group, Dtype dtype, char* out, const float* tile, i
 
 // Compute a unit into dense tiles of the wire type.
 void compute_partial(const ReduceProblem& p, const Unit& unit, char* out) {
+  const Stretch stretch(p.group.trace(), Work::kProduct, unit.owner, unit.panel);
   p.product.unit(RowsAt(p, unit.row).rows, unit.rows, p.first_panel + unit.panel,
                  [&](int64_t row, int64_t rows, const float* tile) {
                    share_tile(p.group, p.wire, out + row * kTileColumns * dtype_size(p.wire), tile, rows,
@@ -53,10 +54,12 @@ void prefetch_partials(const ReduceProblem& p, const Unit& unit, int64_t offset,
 template <class Store>
 void compute_sum(const ReduceProblem& p, const Unit& unit, int64_t offset, Store&& store) {
   const int64_t size = dtype_size(p.wire);
+  Stretch stretch(p.group.trace(), Work::kProduct, -1, unit.panel);
   prefetch_partials(p, unit, offset, 0);
   p.product.unit(RowsAt(p, unit.row).rows, unit.rows, p.first_panel + unit.panel,
                  [&](int64_t row, int64_t rows, float* tile) {
                    prefetch_partials(p, unit, offset, row + rows);
+                   stretch.turn(Work::kSum);
                    const void* parts[kMaxRanks];
                    for (int r = 0; r < p.group.world_size(); ++r) {
                      parts[r] = p.group.half(r) + (offset + row * kTileColumns) * size;
@@ -64,6 +67,7 @@ void compute_sum(const ReduceProblem& p, const Unit& unit, int64_t offset, Store
                    isa().add_tile(p.wire, tile, parts, p.group.world_size(), p.group.rank(),
                                   rows * kTileColumns);
                    store(row, rows, tile);
+                   stretch.turn(Work::kProduct);
                  });
 }
 
@@ -100,6 +104,7 @@ void publish_all_rows(const ReduceProblem& p) {
   run_units(
       p.product.panels(), p.product.panels(), nothing,
       [&](int64_t panel) {
+        const Stretch stretch(p.group.trace(), Work::kProduct, -1, panel);
         p.product.unit(p.x, p.rows, panel, [&](int64_t row, int64_t rows, const float* tile) {
           isa().store_tile(Dtype::kFloat32, mine + row * n + panel * kTileColumns, n, tile, rows,
                            p.product.columns(panel), nullptr);
@@ -116,6 +121,7 @@ void sum_published_rows(const ReduceProblem& p, Range rows) {
     if (r != p.group.rank()) p.group.wait(r, Channel::kPartial, 1);
     parts[r] = reinterpret_cast<const float*>(p.group.half(r)) + rows.begin * n;
   }
+  const Stretch stretch(p.group.trace(), Work::kSum);
   isa().sum_rows(p.dtype, p.out, parts, p.group.world_size(), rows.size(), n, p.bias);
 }
 
@@ -137,6 +143,7 @@ void pull_sums(const ReduceProblem& p, const ColumnSchedule& schedule, int64_t f
         units, 1, [&](int64_t i) { p.group.wait(peer, Channel::kFinal, chunk_with(i, units)); },
         [&](int64_t i) {
           const Unit unit = schedule.unit(peer, i);
+          const Stretch stretch(p.group.trace(), Work::kPull, peer, unit.panel);
           const char* from = p.group.half(peer) + finals + schedule.offset(unit, kTileColumns) * size;
           const int64_t bytes = p.product.columns(p.first_panel + unit.panel) * size;
           for (int64_t row = 0; row < unit.rows; ++row) {

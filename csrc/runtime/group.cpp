@@ -120,12 +120,14 @@ void Group::begin(const Call& call, int64_t extent, const int64_t* splits) {
   call_ = call;
   call_.half_bytes = half_bytes_;
   ++epochs_in_op_;
+  if (trace_ != nullptr) trace_->enter(call.op, epoch_ + 1);
   advance();
   in_call_ = true;
   post(extent, splits);
 }
 
 void Group::publish(Channel channel, uint32_t chunk) {
+  const Stretch stretch(trace(), Work::kSignal, -1, chunk);
   ProgressLine& line = line_of(rank(), channel);
   // release: the bytes of chunks 1..chunk become visible to a peer that sees the word
   store_and_wake(line.value, line.waiters, progress_word(epoch_, chunk));
@@ -134,6 +136,7 @@ void Group::publish(Channel channel, uint32_t chunk) {
 void Group::abandon(const std::string& text) noexcept {
   if (!in_call_) return;
   in_call_ = false;
+  if (trace_ != nullptr) trace_->leave();
   const uint32_t half = parity(epoch_);
   FailureText& failure = page(rank()).failures[half];
   std::strncpy(failure.text, text.c_str(), sizeof(failure.text) - 1);

@@ -21,6 +21,7 @@
 #include "core/segment_layout.h"
 #include "runtime/errors.h"
 #include "runtime/segment.h"
+#include "runtime/trace.h"
 
 namespace interlace {
 
@@ -73,6 +74,7 @@ class Group {
   void finish() {
     meet();
     in_call_ = false;
+    if (trace_ != nullptr) trace_->leave();
   }
   // Leave the current epoch with an error; peers in it raise with this text.
   void abandon(const std::string& text) noexcept;
@@ -112,6 +114,11 @@ class Group {
   bool streaming() const { return streaming_; }
   double line_nanoseconds() const { return line_nanoseconds_; }
 
+  // Where calls record what they do; null when nobody asked. Start and take it under the mutex.
+  Trace* trace() const { return trace_.get(); }
+  void start_trace(int64_t capacity) { trace_ = std::make_unique<Trace>(capacity); }
+  std::unique_ptr<Trace> take_trace() { return std::move(trace_); }
+
  private:
   ControlPage& page(int peer) const { return *reinterpret_cast<ControlPage*>(segments_[peer].base()); }
   ProgressLine& line_of(int peer, Channel channel) const {
@@ -149,6 +156,7 @@ class Group {
   double line_nanoseconds_ = 0;  // what looks at peers' lines took lately
   uint32_t generation_ = fork_generation();
   std::string broken_;
+  std::unique_ptr<Trace> trace_;
 };
 
 // Groups of this process by name. Ops look a group up at each call.

@@ -115,6 +115,7 @@ void Group::wait_slowly(int peer, Channel channel, uint32_t want) {
 }
 
 void Group::sleep_until(const Wait& wait) {
+  const Stretch stretch(trace(), Work::kWait, wait.peer, wait.progress ? chunk_of(wait.want) : 0);
   const int spins = options_.oversubscribed ? kSpinsOversubscribed : kSpins;
   for (int i = 0; i < spins; ++i) {
     if (wait.ready()) return;

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 from torch.profiler import ProfilerActivity, profile
 
-__all__ = ["peak_bytes"]
+__all__ = ["peak_bytes", "quiet"]
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
     """Largest sum of bytes that `call` has allocated on the CPU at one time. It runs twice, first to warm up."""
     call()
-    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+    with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         result = call()
     del result
     moves = [e for e in record.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -26,7 +26,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the profiler's own lines on standard error."""
     before = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,0 +1,200 @@
+"""What every rank did when: lanes compute, publish, wait and reduce of one call, as spans and as a Chrome trace.
+
+The fused ops record their own work (products, signals, waits, sums) in the native library. What torch runs around
+them (attention, norms, torch's own collectives) comes from torch's profiler. Both clocks are the host's, so the
+lanes of all ranks share one axis. Recording costs: two readings of the clock a piece, and the profiler's about
+1 us an op; a trace shows order and shape, the tables show times.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from .._native import _C
+from .peak import quiet
+
+__all__ = ["LANES", "Span", "chrome", "lane_seconds", "native_spans", "record", "write"]
+
+LANES = ("call", "compute", "publish", "wait", "reduce")
+_LANE_OF = {
+    "call": "call",
+    "product": "compute",
+    "stage": "publish",
+    "signal": "publish",
+    "wait": "wait",
+    "sum": "reduce",
+    "pull": "reduce",
+}
+_CAPACITY = 1 << 16  # events of one rank, 40 bytes each: a step of a small model
+# ops whose time is that of ops inside them, or of the native record
+_OPENED = ("interlace::", "c10d::", "autograd::", "torch::", "Optimizer.", "ProfilerStep", "##", "nn.Module:")
+_WAITS = ("gloo:", "mpi:", "nccl:", "c10d::")
+# what moves no byte
+_FREE = {"aten::empty", "aten::new_empty", "aten::view", "aten::transpose", "aten::t", "aten::slice"}
+
+
+@dataclass(frozen=True)
+class Span:
+    """One piece of work of one rank. Times in ns of the host's monotonic clock; peer -1 and part 0 say nothing."""
+
+    rank: int
+    lane: str
+    name: str
+    begin_ns: int
+    end_ns: int
+    op: str = ""
+    epoch: int = 0
+    part: int = 0
+    peer: int = -1
+    thread: int = 0
+    variant: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.begin_ns) * 1e-9
+
+
+@contextmanager
+def native_spans(group_name: str, rank: int, capacity: int = _CAPACITY) -> Iterator[list[Span]]:
+    """Inside, the calls of the group on shared memory are recorded; the list is filled at the end.
+
+    Raises ValueError when there were more than `capacity` events, KeyError for a group without shared memory.
+    """
+    spans: list[Span] = []
+    _C.start_trace(group_name, capacity)
+    try:
+        yield spans
+    finally:
+        events, dropped = _C.stop_trace(group_name)
+    if dropped:
+        raise ValueError(
+            f"trace: {dropped} of {dropped + capacity} events did not fit; record fewer calls at a time"
+        )
+    spans += [
+        Span(rank, _LANE_OF[work], work, begin, end, op, epoch, part, peer, thread)
+        for begin, end, op, work, epoch, part, peer, thread in events
+    ]
+
+
+def record(call: Callable[[], object], group_name: str, variant: str = "") -> list[Span]:
+    """Spans of one call on all ranks, in the order of their begin. Collective; the call is run twice before.
+
+    group_name: the group whose ops are recorded; without shared memory torch's ops alone are.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    for _ in range(2):
+        call()
+    if dist.is_initialized():
+        dist.barrier()
+    with quiet(), profile(activities=[ProfilerActivity.CPU]) as recorded:
+        offset = time.time_ns() - time.monotonic_ns()  # the profiler has the time of day
+        if group_name in _C.group_names():
+            with native_spans(group_name, rank) as spans:
+                call()
+        else:
+            spans = []
+            call()
+    spans += _torch_spans(recorded.profiler.kineto_results.events(), rank, offset)  # type: ignore[union-attr]
+    return sorted(
+        (replace(span, variant=variant) for part in _all_ranks(spans) for span in part),
+        key=lambda span: span.begin_ns,
+    )
+
+
+def _all_ranks(spans: list[Span]) -> list[list[Span]]:
+    if not dist.is_initialized():
+        return [spans]
+    parts: list[list[Span] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, spans)
+    return [part for part in parts if part is not None]
+
+
+def _torch_spans(events: Iterable[Any], rank: int, offset: int) -> list[Span]:
+    """Outermost torch ops on the compute lane, torch's collectives on the wait lane; ours are opened."""
+    spans: list[Span] = []
+    until: dict[int, int] = {}
+    found = sorted(events, key=lambda e: (e.start_ns(), -e.duration_ns()))
+    for event in found:
+        name, begin, thread = event.name(), event.start_ns(), event.start_thread_id()
+        end = begin + event.duration_ns()
+        waits = name.startswith(_WAITS)
+        if begin < until.get(thread, 0) or end <= begin or name in _FREE:
+            continue
+        if not waits and (name.startswith(_OPENED) or "::" not in name):
+            continue
+        until[thread] = end
+        spans.append(Span(rank, "wait" if waits else "compute", name, begin - offset, end - offset, name))
+    return spans
+
+
+def lane_seconds(spans: Iterable[Span]) -> dict[tuple[str, int], dict[str, float]]:
+    """(variant, rank) -> lane -> seconds in which something ran on that lane; spans that overlap count once."""
+    lanes: dict[tuple[str, int], dict[str, list[tuple[int, int]]]] = {}
+    for span in spans:
+        lanes.setdefault((span.variant, span.rank), {}).setdefault(span.lane, []).append(
+            (span.begin_ns, span.end_ns)
+        )
+    return {key: {lane: _covered(times) for lane, times in found.items()} for key, found in lanes.items()}
+
+
+def _covered(times: list[tuple[int, int]]) -> float:
+    total = until = 0
+    for begin, end in sorted(times):
+        total += max(0, end - max(begin, until))
+        until = max(until, end)
+    return total * 1e-9
+
+
+def chrome(spans: Sequence[Span], facts: Mapping[str, object] | None = None) -> dict[str, object]:
+    """The trace as Chrome's JSON, which Perfetto and chrome://tracing open: a process per variant and rank, a
+    thread per lane; microseconds from the first span. facts: machine, versions and commit, kept beside it.
+    """
+    start = min((span.begin_ns for span in spans), default=0)
+    ranks = max((span.rank for span in spans), default=0) + 1
+    variants = list(dict.fromkeys(span.variant for span in spans))
+    places = {(v, r): i * ranks + r for i, v in enumerate(variants) for r in range(ranks)}
+    threads = 1 + max((span.thread for span in spans), default=0)
+    events: list[dict[str, object]] = []
+    for (variant, rank), process in places.items():
+        title = f"{variant}: rank {rank}" if variant else f"rank {rank}"
+        events.append({"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": title}})
+    used = sorted(
+        {(places[s.variant, s.rank], LANES.index(s.lane) * threads + s.thread, s.lane) for s in spans}
+    )
+    for process, lane, name in used:
+        named = {"pid": process, "tid": lane}
+        events.append({"ph": "M", "name": "thread_name", **named, "args": {"name": name}})
+        events.append({"ph": "M", "name": "thread_sort_index", **named, "args": {"sort_index": lane}})
+    for span in spans:
+        told = {"op": span.op, "epoch": span.epoch, "part": span.part, "peer": span.peer}
+        events.append(
+            {
+                "ph": "X",
+                "name": span.op if span.name == "call" else span.name,
+                "cat": span.lane,
+                "pid": places[span.variant, span.rank],
+                "tid": LANES.index(span.lane) * threads + span.thread,
+                "ts": (span.begin_ns - start) / 1e3,
+                "dur": (span.end_ns - span.begin_ns) / 1e3,
+                "args": {name: value for name, value in told.items() if value not in ("", -1)},
+            }
+        )
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": dict(facts or {})}
+
+
+def write(
+    path: str | PathLike[str], spans: Sequence[Span], facts: Mapping[str, object] | None = None
+) -> None:
+    """Write Chrome's JSON; the spans themselves go along, so that a page can be drawn from the file."""
+    content = chrome(spans, facts) | {"spans": [asdict(span) for span in spans]}
+    Path(path).write_text(json.dumps(content) + "\n", encoding="utf-8")

@@ -35,6 +35,26 @@ void test_barrier_orders_memory(int world_size, uint64_t seed, uint32_t first_ep
   }
 }
 
+// Barriers of both kinds in turn: the epoch after one before a push has parity 0, wherever counting began.
+void test_push_barrier_takes_an_odd_epoch(int world_size, uint64_t seed, uint32_t first_epoch) {
+  World world(seed);
+  EmulatedGroup group(world_size, 0, first_epoch);
+  run_ranks(world, world_size, kShape, [&](Device& device, int rank) {
+    uint32_t epoch = first_epoch;
+    for (int round = 0; round < 4; ++round) {
+      if (!device.launch([&] { push_barrier_kernel(group.as_seen_by(rank)); })) return;
+      epoch += parity(epoch + 1) == 1 ? 1 : 2;
+      require(group.control(rank).epoch == epoch && group.control(rank).push_epoch == epoch + 1 &&
+                  parity(epoch + 1) == 0,
+              "epoch " + std::to_string(group.control(rank).epoch) + " after a barrier before a push");
+      for (int plain = 0; plain < 1 + round % 2; ++plain, ++epoch) {
+        if (!device.launch([&] { barrier_kernel(group.as_seen_by(rank)); })) return;
+      }
+    }
+  });
+  require_finished(world);
+}
+
 // The last rank never comes. Everybody else leaves with a record; so does the last rank when it comes too late, and
 // every later launch at once.
 void test_deadline_frees_all_ranks(int world_size, uint64_t seed) {
@@ -92,6 +112,7 @@ int main(int argc, char** argv) {
       test_barrier_orders_memory(world_size, seed, 0, {});
       const Delay delay{seed % world_size, static_cast<uint64_t>(40 * seed)};
       test_barrier_orders_memory(world_size, seed, 0xfffffffdu, delay);
+      test_push_barrier_takes_an_odd_epoch(world_size, seed, seed % 2 == 0 ? 0xfffffffbu : 0xfffffffau);
     }
     test_deadline_frees_all_ranks(2, seed);
     test_deadline_frees_all_ranks(4, seed);

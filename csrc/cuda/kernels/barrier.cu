@@ -8,4 +8,9 @@ cudaError_t launch_barrier(const SymmetricGroup& group, int ranks_played, cudaSt
   return cudaGetLastError();
 }
 
+cudaError_t launch_push_barrier(const SymmetricGroup& group, cudaStream_t stream) {
+  push_barrier_kernel<<<1, kBarrierThreads, 0, stream>>>(group);
+  return cudaGetLastError();
+}
+
 }  // namespace interlace

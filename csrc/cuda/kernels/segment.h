@@ -29,6 +29,7 @@ struct alignas(128) SegmentControl {
   alignas(128) uint32_t epoch;  // last epoch this rank finished; this and the rest are its own
   uint32_t blocks_finished;  // of the running launch
   uint32_t failure_claimed;  // the failure of this rank is being, or has been, written
+  uint32_t push_epoch;  // the epoch for which a copy engine pushes this rank's rows
   uint32_t claims[2];  // next unit of this rank to be reduced, to be copied; 0 between launches
   // [index][peer]: last epoch in which the peer sent what has this index (core/gemm_schedule.h); the peer writes
   alignas(128) uint32_t tile_arrivals[kMaxTileSignals][kMaxRanks];

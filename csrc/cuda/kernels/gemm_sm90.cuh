@@ -42,6 +42,23 @@ template <class Tile> struct GemmShared {
   uint64_t empty[Tile::kStages];
   uint32_t open[Tile::kStages];  // 0: the rows of this stage's tile did not come, do not publish it
 };
+
+// The same as the instructions address it.
+template <class Tile> struct GemmRing {
+  uint32_t stages;  // of stages[0]
+  uint32_t full;
+  uint32_t empty;
+  uint32_t* open;
+
+  explicit INTERLACE_DEVICE GemmRing(GemmShared<Tile>& shared)
+      : stages(ptx::shared_address(shared.stages[0])),
+        full(ptx::shared_address(shared.full)),
+        empty(ptx::shared_address(shared.empty)),
+        open(shared.open) {}
+  INTERLACE_DEVICE uint32_t stage_at(uint32_t stage) const { return stages + stage * Tile::kStageBytes; }
+  INTERLACE_DEVICE uint32_t full_at(uint32_t stage) const { return full + stage * sizeof(uint64_t); }
+  INTERLACE_DEVICE uint32_t empty_at(uint32_t stage) const { return empty + stage * sizeof(uint64_t); }
+};
 template <class Tile> constexpr uint32_t kGemmSharedBytes = sizeof(GemmShared<Tile>);
 static_assert(sizeof(GemmShared<GemmTile<BFloat16, 256, false>>) <= 227 * 1024, "what sm_90 offers a block");
 
@@ -76,8 +93,7 @@ INTERLACE_DEVICE int32_t stages_of_tile(const GemmArguments& arguments, const Ti
 // One thread: ask TMA for stage `step` of a segment.
 template <class Tile>
 INTERLACE_DEVICE void load_stage(const ptx::TensorMap& x, const ptx::TensorMap& weight, const TileWork& work,
-                                 int32_t step, char* stage, uint32_t full) {
-  const uint32_t x_stage = ptx::shared_address(stage);
+                                 int32_t step, uint32_t x_stage, uint32_t full) {
   const uint32_t weight_stage = x_stage + Tile::kXBytes;
   const int32_t depth = step * Tile::kStageDepth;
   ptx::mbarrier_arrive_expect_tx(full, Tile::kStageBytes);
@@ -96,7 +112,7 @@ INTERLACE_DEVICE void load_stage(const ptx::TensorMap& x, const ptx::TensorMap& 
 // One thread of the producer.
 template <class Tile, class Hooks>
 INTERLACE_DEVICE void produce_tiles(const GemmTensorMaps& maps, const GemmArguments& arguments, Hooks& hooks,
-                                    uint32_t block, uint32_t blocks, GemmShared<Tile>& shared) {
+                                    uint32_t block, uint32_t blocks, const GemmRing<Tile>& ring) {
   RingPlace<Tile::kStages> place;
   const int64_t tiles = hooks.tiles();
   for (int64_t i = block; i < tiles; i += blocks) {
@@ -113,10 +129,10 @@ INTERLACE_DEVICE void produce_tiles(const GemmTensorMaps& maps, const GemmArgume
       const int32_t steps = stages_of(arguments.products[product].depth, Tile::kStageDepth);
       for (int32_t step = 0; step < steps; ++step) {
         // acquire: the consumers' reads of this stage, one lap ago, are over. Passes in the first lap.
-        ptx::mbarrier_wait(ptx::shared_address(&shared.empty[place.stage]), place.phase ^ 1);
-        if constexpr (Hooks::kWaits && Hooks::kPublishes) shared.open[place.stage] = open;
-        load_stage<Tile>(x, maps.weights[product], work, step, shared.stages[place.stage],
-                         ptx::shared_address(&shared.full[place.stage]));
+        ptx::mbarrier_wait(ring.empty_at(place.stage), place.phase ^ 1);
+        if constexpr (Hooks::kWaits && Hooks::kPublishes) ring.open[place.stage] = open;
+        load_stage<Tile>(x, maps.weights[product], work, step, ring.stage_at(place.stage),
+                         ring.full_at(place.stage));
         place.advance();
       }
     }
@@ -155,35 +171,35 @@ INTERLACE_DEVICE void multiply_stage(float (&c)[Tile::kAccumulators], uint32_t s
 }
 
 // A consumer warp has read the stage.
-template <class Tile> INTERLACE_DEVICE void release_stage(GemmShared<Tile>& shared, uint32_t stage) {
-  if (ptx::tid_x() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&shared.empty[stage]));
+template <class Tile> INTERLACE_DEVICE void release_stage(const GemmRing<Tile>& ring, uint32_t stage) {
+  if (ptx::tid_x() % 32 == 0) ptx::mbarrier_arrive(ring.empty_at(stage));
 }
 
 // One warpgroup: the accumulators of one tile. Returns whether the tile may be published.
 template <class Tile, bool kAsksOpen>
 INTERLACE_DEVICE bool consume_tile(float (&c)[Tile::kAccumulators], int32_t steps, uint32_t warpgroup,
-                                   RingPlace<Tile::kStages>& place, GemmShared<Tile>& shared) {
+                                   RingPlace<Tile::kStages>& place, const GemmRing<Tile>& ring) {
   bool open = true;
   uint32_t running = 0;  // the stage whose products are in flight
   ptx::wgmma_fence();
   ptx::wgmma_registers(c);
   for (int32_t step = 0; step < steps; ++step) {
     // acquire: TMA's bytes, and `open`, are there
-    ptx::mbarrier_wait(ptx::shared_address(&shared.full[place.stage]), place.phase);
-    if constexpr (kAsksOpen) open = shared.open[place.stage] != 0;
+    ptx::mbarrier_wait(ring.full_at(place.stage), place.phase);
+    if constexpr (kAsksOpen) open = ring.open[place.stage] != 0;
     ptx::wgmma_fence();
-    multiply_stage<Tile>(c, ptx::shared_address(shared.stages[place.stage]), warpgroup, step > 0);
+    multiply_stage<Tile>(c, ring.stage_at(place.stage), warpgroup, step > 0);
     ptx::wgmma_commit_group();
     if (step > 0) {
       ptx::wgmma_wait_group<1>();
-      release_stage(shared, running);
+      release_stage(ring, running);
     }
     running = place.stage;
     place.advance();
   }
   ptx::wgmma_wait_group<0>();
   ptx::wgmma_registers(c);
-  release_stage(shared, running);
+  release_stage(ring, running);
   return open;
 }
 
@@ -192,21 +208,21 @@ INTERLACE_DEVICE bool consume_tile(float (&c)[Tile::kAccumulators], int32_t step
 template <class Tile, bool kAsksOpen>
 INTERLACE_DEVICE bool consume_float8_tile(float (&sum)[Tile::kAccumulators], int32_t steps,
                                           uint32_t warpgroup, RingPlace<Tile::kStages>& place,
-                                          GemmShared<Tile>& shared) {
+                                          const GemmRing<Tile>& ring) {
   bool open = true;
   INTERLACE_UNROLL
   for (int i = 0; i < Tile::kAccumulators; ++i) sum[i] = 0.0f;
   for (int32_t step = 0; step < steps; ++step) {
     float c[Tile::kAccumulators];
-    ptx::mbarrier_wait(ptx::shared_address(&shared.full[place.stage]), place.phase);
-    if constexpr (kAsksOpen) open = shared.open[place.stage] != 0;
+    ptx::mbarrier_wait(ring.full_at(place.stage), place.phase);
+    if constexpr (kAsksOpen) open = ring.open[place.stage] != 0;
     ptx::wgmma_fence();
     ptx::wgmma_registers(c);
-    multiply_stage<Tile>(c, ptx::shared_address(shared.stages[place.stage]), warpgroup, false);
+    multiply_stage<Tile>(c, ring.stage_at(place.stage), warpgroup, false);
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
     ptx::wgmma_registers(c);
-    release_stage(shared, place.stage);
+    release_stage(ring, place.stage);
     place.advance();
     INTERLACE_UNROLL
     for (int i = 0; i < Tile::kAccumulators; ++i) sum[i] += c[i];
@@ -266,7 +282,8 @@ INTERLACE_DEVICE void store_tile(const float (&c)[Tile::kAccumulators], const Ti
 // Threads of the consumers.
 template <class Tile, class Hooks>
 INTERLACE_DEVICE void consume_tiles(const GemmArguments& arguments, Hooks& hooks, uint32_t block,
-                                    uint32_t blocks, GemmShared<Tile>& shared) {
+                                    uint32_t blocks, const GemmRing<Tile>& ring,
+                                    float (&chunks)[kConsumerWarps][kChunkFloats]) {
   constexpr bool kAsksOpen = Hooks::kWaits && Hooks::kPublishes;
   const uint32_t warpgroup = ptx::tid_x() / kWarpgroupThreads;
   RingPlace<Tile::kStages> place;
@@ -277,11 +294,11 @@ INTERLACE_DEVICE void consume_tiles(const GemmArguments& arguments, Hooks& hooks
     float c[Tile::kAccumulators];
     bool open;
     if constexpr (Tile::kFloat8) {
-      open = consume_float8_tile<Tile, kAsksOpen>(c, steps, warpgroup, place, shared);
+      open = consume_float8_tile<Tile, kAsksOpen>(c, steps, warpgroup, place, ring);
     } else {
-      open = consume_tile<Tile, kAsksOpen>(c, steps, warpgroup, place, shared);
+      open = consume_tile<Tile, kAsksOpen>(c, steps, warpgroup, place, ring);
     }
-    store_tile<Tile>(c, work, hooks, shared.chunks[ptx::tid_x() / 32]);
+    store_tile<Tile>(c, work, hooks, chunks[ptx::tid_x() / 32]);
     if constexpr (Hooks::kPublishes) {
       ptx::bar_sync(kConsumerBarrier,
                     kConsumerThreads);  // all stores of the tile are ordered before the next line
@@ -295,10 +312,11 @@ template <class Tile, class Hooks>
 INTERLACE_DEVICE void gemm_tiles_sm90(const GemmTensorMaps& maps, const GemmArguments& arguments,
                                       Hooks& hooks, uint32_t block, uint32_t blocks, char* memory) {
   GemmShared<Tile>& shared = *reinterpret_cast<GemmShared<Tile>*>(memory);
+  const GemmRing<Tile> ring(shared);
   if (ptx::tid_x() == 0) {
     for (int stage = 0; stage < Tile::kStages; ++stage) {
-      ptx::mbarrier_init(ptx::shared_address(&shared.full[stage]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&shared.empty[stage]), kConsumerWarps);
+      ptx::mbarrier_init(ring.full_at(stage), 1);
+      ptx::mbarrier_init(ring.empty_at(stage), kConsumerWarps);
     }
     ptx::fence_mbarrier_init();
   }
@@ -306,12 +324,12 @@ INTERLACE_DEVICE void gemm_tiles_sm90(const GemmTensorMaps& maps, const GemmArgu
 
   if (ptx::tid_x() >= kConsumerThreads) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
-    if (ptx::tid_x() == kConsumerThreads) produce_tiles<Tile>(maps, arguments, hooks, block, blocks, shared);
+    if (ptx::tid_x() == kConsumerThreads) produce_tiles<Tile>(maps, arguments, hooks, block, blocks, ring);
     ptx::warp_sync();
     ptx::setmaxnreg_inc<kLaunchRegisters>();
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
-    consume_tiles<Tile>(arguments, hooks, block, blocks, shared);
+    consume_tiles<Tile>(arguments, hooks, block, blocks, ring, shared.chunks);
     ptx::setmaxnreg_dec<kLaunchRegisters>();
   }
   ptx::barrier_sync();  // the shared memory is free again

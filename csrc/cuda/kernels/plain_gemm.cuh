@@ -1,7 +1,7 @@
 // gemm: the plain product, no peers. Hooks for both mainloops, and what their kernels share with the fused ones.
 #pragma once
 
-#include "core/tile_order.h"
+#include "core/gemm_schedule.h"
 #include "cuda/kernels/element.cuh"
 #include "cuda/kernels/gemm_arguments.h"
 #include "cuda/kernels/gemm_hooks.h"
@@ -44,38 +44,31 @@ template <class Tile> struct PlainHooks {
 
   const GemmArguments& arguments;
 
-  INTERLACE_DEVICE static int32_t blocks_of(int64_t extent, int block) {
-    return static_cast<int32_t>((extent + block - 1) / block);
+  // The columns of all products lie side by side: they share the rows of x.
+  INTERLACE_DEVICE OutColumns columns() const {
+    OutColumns columns;
+    columns.outs = arguments.outs();
+    columns.tile_columns = Tile::kColumns;
+    INTERLACE_UNROLL
+    for (int p = 0; p < kMaxProducts; ++p) columns.columns[p] = arguments.products[p].columns;
+    return columns;
   }
-  INTERLACE_DEVICE int32_t row_blocks() const { return blocks_of(arguments.rows, kGemmBlockRows); }
-  INTERLACE_DEVICE int32_t column_blocks(int32_t product) const {
-    return blocks_of(arguments.products[product].columns, Tile::kColumns);
+  INTERLACE_DEVICE TileGrid grid() const {
+    return {ceil_div(arguments.rows, kGemmBlockRows), columns().tiles()};
   }
-  INTERLACE_DEVICE int32_t all_column_blocks() const {
-    int32_t blocks = 0;
-    for (int32_t p = 0; p < arguments.outs(); ++p) blocks += column_blocks(p);
-    return blocks;
-  }
-  INTERLACE_DEVICE int64_t tiles() const { return int64_t{row_blocks()} * all_column_blocks(); }
-
-  // The columns of all products side by side: they share the rows of x.
+  INTERLACE_DEVICE int64_t tiles() const { return grid().tiles(); }
   INTERLACE_DEVICE TileWork tile(int64_t index) const {
-    const TilePlace place = tile_place(static_cast<int32_t>(index), row_blocks(), all_column_blocks(),
-                                       row_blocks_together(Tile::kColumns));
-    int32_t product = 0;
-    int32_t column_block = place.column_block;
-    while (column_block >= column_blocks(product)) column_block -= column_blocks(product++);
+    const TileGrid::Place place = grid().place(index);
+    const OutColumns::Place across = columns().place(place.column_tile);
+    const int64_t row = place.row_block * kGemmBlockRows;
+    const int64_t left = arguments.rows - row;
     TileWork work;
-    work.row = place.row_block * kGemmBlockRows;
-    work.rows = smaller(arguments.rows - work.row, kGemmBlockRows);
-    work.product = product;
-    work.column = column_block * Tile::kColumns;
-    work.columns = smaller(arguments.products[product].columns - work.column, Tile::kColumns);
-    work.index = static_cast<int32_t>(index);
+    work.row = static_cast<int32_t>(row);
+    work.rows = static_cast<int32_t>(left < kGemmBlockRows ? left : kGemmBlockRows);
+    work.product = across.out;
+    work.column = across.column;
+    work.columns = across.columns;
     return work;
-  }
-  INTERLACE_DEVICE static int32_t smaller(int64_t left, int32_t whole) {
-    return left < whole ? static_cast<int32_t>(left) : whole;
   }
 
   INTERLACE_DEVICE bool ready(const TileWork&) const { return true; }

@@ -52,7 +52,9 @@ struct OutColumns {
 
   INTERLACE_HD constexpr int64_t tiles() const {
     int64_t count = 0;
-    for (int out = 0; out < outs; ++out) count += ceil_div(columns[out], tile_columns);
+    for (int out = 0; out < kMaxOuts; ++out) {
+      if (out < outs) count += ceil_div(columns[out], tile_columns);
+    }
     return count;
   }
   struct Place {
@@ -60,14 +62,19 @@ struct OutColumns {
     int32_t column = 0;
     int32_t columns = 0;
   };
+  // Indices are known when the loop is unrolled, so that a kernel keeps `columns` in registers.
   INTERLACE_HD constexpr Place place(int64_t tile) const {
     int32_t out = 0;
-    while (out + 1 < outs && tile >= ceil_div(columns[out], tile_columns)) {
-      tile -= ceil_div(columns[out], tile_columns);
-      ++out;
+    int64_t width = columns[0];
+    for (int next = 1; next < kMaxOuts; ++next) {
+      const int64_t across = ceil_div(width, tile_columns);
+      if (out + 1 != next || next >= outs || tile < across) continue;
+      tile -= across;
+      out = next;
+      width = columns[next];
     }
     const int64_t column = tile * tile_columns;
-    const int64_t left = columns[out] - column;
+    const int64_t left = width - column;
     return {out, static_cast<int32_t>(column),
             static_cast<int32_t>(left < tile_columns ? left : tile_columns)};
   }

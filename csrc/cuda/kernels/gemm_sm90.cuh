@@ -26,10 +26,11 @@ constexpr int kConsumerWarps = kConsumerThreads / 32;
 constexpr int kGemmThreads = kConsumerThreads + kWarpgroupThreads;
 constexpr uint32_t kConsumerBarrier = 1;  // named barrier of the consumers; 0 is the block's
 
-// 65536 registers / 384 threads = 168. The producer needs few: 40 + 2 * 232 = 3 * 168.
+// 65536 registers / 384 threads = 168. Hooks wait for peers in the producer, which takes more than 40 registers; the
+// consumers hold 128 accumulators and need fewer than 216. 72 + 2 * 216 = 3 * 168.
 constexpr int kLaunchRegisters = 168;
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
+constexpr int kProducerRegisters = 72;
+constexpr int kConsumerRegisters = 216;
 
 constexpr int kChunkColumns = 64;  // columns that a warp transposes at a time: 128 bytes of a 2-byte element
 constexpr int kChunkFloats = 16 * kChunkColumns;  // 16 rows of a warp

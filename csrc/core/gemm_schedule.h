@@ -11,17 +11,16 @@
 #include "core/qualifiers.h"
 #include "core/schedule.h"
 #include "core/signal.h"
+#include "core/tile_order.h"
 
 namespace interlace {
 
 constexpr int64_t kMaxTileSignals =
     4096;  // words per rank pair in SegmentControl; at most so many row blocks a call
 constexpr int kMaxOuts = 4;  // weights of one gather
-// row blocks that are multiplied with one weight panel before the next: 8 of 128 rows and one panel of 256 columns, at
-// a depth of 8192, are 21 MB and stay in an L2 of 50 MB
-constexpr int64_t kGroupRowBlocks = 8;
 constexpr int64_t kStagingAlignment = 128;  // bytes; what TMA wants of an address, and of a row 16
 constexpr int64_t kRowAlignment = 16;
+constexpr int64_t kRowElements = 8;  // rows of partial sums are whole packs of so many columns
 
 INTERLACE_HD constexpr int64_t round_up(int64_t value, int64_t multiple) {
   return ceil_div(value, multiple) * multiple;
@@ -80,25 +79,6 @@ struct OutColumns {
   }
 };
 
-// Order of the tiles of one stretch of rows: groups of row blocks; in a group one column of tiles after the other.
-struct TileGrid {
-  int64_t row_blocks = 0;
-  int64_t column_tiles = 0;
-
-  struct Place {
-    int64_t row_block = 0;
-    int64_t column_tile = 0;
-  };
-  INTERLACE_HD constexpr int64_t tiles() const { return row_blocks * column_tiles; }
-  INTERLACE_HD constexpr Place place(int64_t tile) const {
-    const int64_t first = tile / (kGroupRowBlocks * column_tiles) * kGroupRowBlocks;
-    const int64_t left = row_blocks - first;
-    const int64_t height = left < kGroupRowBlocks ? left : kGroupRowBlocks;
-    const int64_t in_group = tile - first * column_tiles;
-    return {first + in_group % height, in_group / height};
-  }
-};
-
 // One tile, with rows counted in the whole of x (a gather's x is the rows of all ranks).
 struct ScheduledTile {
   int64_t row = 0;
@@ -107,6 +87,18 @@ struct ScheduledTile {
   int64_t row_block = 0;  // counted in that rank's rows
   OutColumns::Place columns;
 };
+
+// Tile `index` of the rows of one rank.
+INTERLACE_HD constexpr ScheduledTile tile_of_rows(const Shards& shards, const OutColumns& columns, int rank,
+                                                  int32_t tile_rows, int64_t index) {
+  const int64_t blocks = ceil_div(shards.rows(rank), tile_rows);
+  const TilePlace place =
+      tile_place(static_cast<int32_t>(index), static_cast<int32_t>(blocks),
+                 static_cast<int32_t>(columns.tiles()), row_blocks_together(columns.tile_columns));
+  const int64_t row = int64_t{place.row_block} * tile_rows, left = shards.rows(rank) - row;
+  return {shards.begin(rank) + row, static_cast<int32_t>(left < tile_rows ? left : tile_rows), rank,
+          place.row_block, columns.place(place.column_block)};
+}
 
 // The ranks in the order in which `rank` uses their rows: itself, then its right neighbours. In every step all ranks
 // use different ones, so no rank's link is asked by two.
@@ -158,10 +150,7 @@ struct GatherSchedule {
       if (index < row_blocks(source) * across) break;
       index -= row_blocks(source) * across;
     }
-    const TileGrid::Place place = TileGrid{row_blocks(source), across}.place(index);
-    const int64_t row = place.row_block * tile_rows, left = shards.rows(source) - row;
-    return {shards.begin(source) + row, static_cast<int32_t>(left < tile_rows ? left : tile_rows), source,
-            place.row_block, columns.place(place.column_tile)};
+    return tile_of_rows(shards, columns, source, tile_rows, index);
   }
 
   // What this rank sends: item i is a chunk for a peer; the peer that needs own rows first comes first.
@@ -223,7 +212,7 @@ struct ReduceSchedule {
   int32_t world_size = 1;
   int32_t rank = 0;
   int32_t tile_rows = 128;  // a power of two
-  int32_t unit_rows = 1;  // divides tile_rows
+  int32_t unit_rows = 1;  // a power of two, at most tile_rows
   bool scatter = false;
 
   INTERLACE_HD constexpr int64_t rows() const { return shards.total(); }
@@ -250,18 +239,21 @@ struct ReduceSchedule {
       if (index < row_blocks_of(stretch) * across) break;
       index -= row_blocks_of(stretch) * across;
     }
-    const TileGrid::Place place = TileGrid{row_blocks_of(stretch), across}.place(index);
-    const int64_t row = place.row_block * tile_rows, left = shards.rows(stretch) - row;
-    return {shards.begin(stretch) + row, static_cast<int32_t>(left < tile_rows ? left : tile_rows), stretch,
-            place.row_block, columns.place(place.column_tile)};
+    return tile_of_rows(shards, columns, stretch, tile_rows, index);
   }
 
-  // Owner of a row of `stretch`, and which of the rows it owns it is. `row` is counted in the stretch.
+  // Owner of a row of `stretch`, and which of the rows it owns it is. `row` is counted in the stretch. 32-bit divisions:
+  // the epilogue asks for each pack.
   INTERLACE_HD constexpr int owner(int stretch, int64_t row) const {
-    return scatter ? stretch : static_cast<int>(row / unit_rows % world_size);
+    return scatter ? stretch : static_cast<int>(unit_of(row) % static_cast<uint32_t>(world_size));
   }
   INTERLACE_HD constexpr int64_t owned_row(int64_t row) const {
-    return scatter ? row : row / unit_rows / world_size * unit_rows + row % unit_rows;
+    if (scatter) return row;
+    return int64_t{unit_of(row) / static_cast<uint32_t>(world_size)} * unit_rows +
+           static_cast<uint32_t>(row) % static_cast<uint32_t>(unit_rows);
+  }
+  INTERLACE_HD constexpr uint32_t unit_of(int64_t row) const {
+    return static_cast<uint32_t>(row) / static_cast<uint32_t>(unit_rows);
   }
 
   INTERLACE_HD constexpr int64_t units(int owner) const {
@@ -302,7 +294,7 @@ struct ReduceSchedule {
     return scatter ? shards.rows(owner) : units(0) * unit_rows;
   }
   INTERLACE_HD static constexpr int64_t row_bytes(int64_t columns, int64_t element_bytes) {
-    return round_up(columns * element_bytes, kRowAlignment);
+    return round_up(columns, kRowElements) * element_bytes;
   }
   INTERLACE_HD constexpr int64_t slot_offset(int owner, int sender, int64_t wire_row_bytes) const {
     return sender * slot_rows(owner) * wire_row_bytes;

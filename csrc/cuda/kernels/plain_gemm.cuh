@@ -53,14 +53,16 @@ template <class Tile> struct PlainHooks {
     for (int p = 0; p < kMaxProducts; ++p) columns.columns[p] = arguments.products[p].columns;
     return columns;
   }
-  INTERLACE_DEVICE TileGrid grid() const {
-    return {ceil_div(arguments.rows, kGemmBlockRows), columns().tiles()};
+  INTERLACE_DEVICE int32_t row_blocks() const {
+    return static_cast<int32_t>(ceil_div(arguments.rows, kGemmBlockRows));
   }
-  INTERLACE_DEVICE int64_t tiles() const { return grid().tiles(); }
+  INTERLACE_DEVICE int64_t tiles() const { return row_blocks() * columns().tiles(); }
   INTERLACE_DEVICE TileWork tile(int64_t index) const {
-    const TileGrid::Place place = grid().place(index);
-    const OutColumns::Place across = columns().place(place.column_tile);
-    const int64_t row = place.row_block * kGemmBlockRows;
+    const TilePlace place =
+        tile_place(static_cast<int32_t>(index), row_blocks(), static_cast<int32_t>(columns().tiles()),
+                   row_blocks_together(Tile::kColumns));
+    const OutColumns::Place across = columns().place(place.column_block);
+    const int64_t row = int64_t{place.row_block} * kGemmBlockRows;
     const int64_t left = arguments.rows - row;
     TileWork work;
     work.row = static_cast<int32_t>(row);

@@ -1,157 +1,161 @@
-"""The CUDA kernels compile for sm_80, sm_90a and sm_100a, stay in registers, and keep the orders the protocol needs.
+"""The CUDA kernels as machine code: they stay in registers, use the tensor cores and the copy engines of their
+architecture, and keep the orders that the protocol needs.
 
-Needs nvcc, not a GPU. Registers, spills and stack come from ptxas; the memory orders are read in the PTX, and in the
-machine code where a disassembler (cuobjdump and nvdisasm) is at hand.
+Needs nvcc and a disassembler (cuobjdump with nvdisasm), not a GPU.
 """
 
 from __future__ import annotations
 
 import re
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.device import emulation
+from tests.device import emulation, machine_code
 from tests.device.emulation import Mutant
+from tests.device.machine_code import Kernel
 from tests.device.toolkit import find_tool
 
-ARCHITECTURES = ("80", "90a", "100a")
-KERNELS = tuple(sorted(path.name for path in (emulation.CSRC / "cuda" / "kernels").glob("*.cu")))
-REGISTER_CAP = 96  # two blocks of 256 threads fit on a multiprocessor
-TIMEOUT_SECONDS = 240
+pytestmark = [
+    pytest.mark.skipif(find_tool("nvcc") is None, reason="needs nvcc"),
+    pytest.mark.skipif(
+        find_tool("cuobjdump") is None,
+        reason="needs cuobjdump (CUDA toolkit, or pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm)",
+    ),
+]
 
-# the instructions that publish and wait; without the scope .sys another GPU need not see them
-PUBLISHES = re.compile(r"\bst\.release\.sys\.global\.u32\b")
-WAITS = re.compile(r"\bld\.acquire\.sys\.global\.u32\b")
+SOURCES = tuple(sorted(path.name for path in (emulation.CSRC / "cuda" / "kernels").glob("*.cu")))
+ARCHITECTURES = {"_sm90.cu": {"sm_90"}, "_sm80.cu": {"sm_80", "sm_100"}, "_sm100.cu": {"sm_100"}}
+ALL_ARCHITECTURES = {"sm_80", "sm_90", "sm_100"}
 
+# Registers per thread: what fits the threads of a block (65536 / 384, 65536 / 256), or two blocks of 256 threads.
+REGISTER_CAPS = {"gemm_sm90": 168, "gemm_sm80": 255, "": 128}
+TALKS_TO_NOBODY = re.compile(r"plain_gemm")  # the only kernels without signals
+WAITS_FOR_NOBODY = re.compile(r"publish_chunk")  # signals in stream order
 
-NVCC = find_tool("nvcc")
-CUOBJDUMP = find_tool("cuobjdump")
-pytestmark = pytest.mark.skipif(NVCC is None, reason="needs nvcc")
-
-
-@dataclass(frozen=True)
-class Function:
-    """What ptxas says about one kernel."""
-
-    name: str
-    architecture: str
-    registers: int
-    stack: int
-    spills: int
-
-
-def _nvcc(source: Path, architectures: tuple[str, ...], *options: str) -> str:
-    """Compile one kernel file of a csrc folder; returns what nvcc and ptxas printed."""
-    targets = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in architectures]
-    include = source.parents[2]
-    command = [str(NVCC), "-std=c++20", "-O3", "--expt-relaxed-constexpr", f"-I{include}", *targets, *options]
-    finished = subprocess.run(
-        [*command, str(source)], capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout + finished.stderr
-
-
-def _functions(report: str) -> list[Function]:
-    """Parse the report of `ptxas -v`."""
-    pattern = re.compile(
-        r"Compiling entry function '(?P<name>\w+)' for '(?P<arch>\w+)'"
-        r".*?(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
-        r".*?Used (?P<registers>\d+) registers",
-        re.DOTALL,
-    )
-    return [
-        Function(
-            match["name"],
-            match["arch"],
-            int(match["registers"]),
-            int(match["stack"]),
-            int(match["stores"]) + int(match["loads"]),
-        )
-        for match in pattern.finditer(report)
-    ]
-
-
-def _check_resources(source: Path, architectures: tuple[str, ...], output: Path) -> None:
-    """Fail when a kernel of the file spills, keeps arrays in local memory, or needs too many registers."""
-    functions = _functions(_nvcc(source, architectures, "-Xptxas=-v", "-c", "-o", str(output)))
-    assert {function.architecture for function in functions} == {f"sm_{arch}" for arch in architectures}
-    for function in functions:
-        assert function.spills == 0, f"spills: {function}"
-        assert function.stack == 0, f"local memory: {function}"
-        assert function.registers <= REGISTER_CAP, f"too many registers: {function}"
-
-
-def _check_orders(source: Path, output: Path) -> None:
-    """Fail when a kernel of the file publishes or waits without release and acquire at system scope."""
-    _nvcc(source, (), "-arch=compute_90a", "--ptx", "-o", str(output))
-    entries = re.split(r"\.visible \.entry ", output.read_text())[1:]
-    assert entries, f"no kernel in {source.name}"
-    for entry in entries:
-        name = entry.split("(", 1)[0]
-        assert PUBLISHES.search(entry), f"{name} does not publish with st.release.sys"
-        assert WAITS.search(entry), f"{name} does not wait with ld.acquire.sys"
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_kernels_fit_their_registers(kernel: str, tmp_path: Path) -> None:
-    """Would catch: an array indexed at run time, an unroll that does not happen, a register explosion."""
-    _check_resources(emulation.CSRC / "cuda" / "kernels" / kernel, ARCHITECTURES, tmp_path / "kernel.o")
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_kernels_publish_and_wait_at_system_scope(kernel: str, tmp_path: Path) -> None:
-    """Would catch: a signal that works between blocks of one GPU only."""
-    _check_orders(emulation.CSRC / "cuda" / "kernels" / kernel, tmp_path / "kernel.ptx")
-
-
-@pytest.mark.skipif(
-    CUOBJDUMP is None,
-    reason="needs cuobjdump beside nvcc (CUDA toolkit, or pip install nvidia-cuda-cuobjdump)",
+# st.release.sys: a fence of the system's scope, then the store; ld.acquire.sys: the load, then the L1 is emptied
+PUBLISHES = re.compile(
+    r"MEMBAR\.\w+\.SYS(?:[^;]*ERRBAR)*[^;]*;[^;]*(?:[^;]*;){0,6}?[^;]*\bST(?:G)?\.E\.STRONG\.SYS"
 )
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_machine_code_keeps_orders_and_uses_no_local_memory(kernel: str, tmp_path: Path) -> None:
-    """Would catch: an assembler that weakens or drops what the PTX asks for."""
-    source = emulation.CSRC / "cuda" / "kernels" / kernel
-    _nvcc(source, ARCHITECTURES, "-c", "-o", str(tmp_path / "kernel.o"))
-    dump = [str(CUOBJDUMP), "-sass", str(tmp_path / "kernel.o")]
-    listing = subprocess.run(dump, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=True).stdout
-    functions = re.split(r"Function : ", listing)[1:]
-    assert len(functions) % len(ARCHITECTURES) == 0 and functions
-    for function in functions:
-        name = function.split("\n", 1)[0]
-        assert re.search(r"\bLD[G]?\.E.*STRONG\.SYS", function), f"{name}: no load at system scope"
-        assert re.search(r"\bST[G]?\.E.*STRONG\.SYS", function), f"{name}: no store at system scope"
-        assert "MEMBAR" in function, f"{name}: nothing orders the stores before the signal"
-        assert not re.search(r"\b(LDL|STL)\b", function), f"{name}: local memory"
+WAITS = re.compile(r"\bLD(?:G)?\.E\.STRONG\.SYS(?:[^;]*;){1,6}?[^;]*\bCCTL\.IVALL")
 
 
-BROKEN_RESOURCES = Mutant(
-    "array_indexed_at_run_time",
-    "cuda/kernels/one_shot_all_reduce.cuh",
-    "float total = to_float(shown[0].elements[element]);",
-    "float total = to_float(shown[rank % kWorldSize].elements[(element + rank) % Pack<T>::kElements]);",
-)
+def check_resources(kernel: Kernel) -> None:
+    """Fail when a kernel spills, keeps arrays in local memory, or needs too many registers."""
+    assert kernel.stack == 0, f"local memory: {kernel.name} for {kernel.architecture}, {kernel.stack} bytes"
+    assert kernel.count(r"\b(?:LDL|STL)\b") == 0, f"local memory: {kernel.name} for {kernel.architecture}"
+    cap = next(cap for part, cap in REGISTER_CAPS.items() if part in kernel.name)
+    assert kernel.registers <= cap, f"too many registers: {kernel.registers} in {kernel.name}"
+
+
+def check_orders(kernel: Kernel) -> None:
+    """Fail when a kernel publishes or waits without release and acquire at system scope."""
+    if TALKS_TO_NOBODY.search(kernel.name):
+        return
+    assert PUBLISHES.search(kernel.code), f"{kernel.name} does not publish at system scope"
+    if not WAITS_FOR_NOBODY.search(kernel.name):
+        assert WAITS.search(kernel.code), f"{kernel.name} does not wait at system scope"
+
+
+def check_hopper_gemm(kernel: Kernel) -> None:
+    """Fail when a Hopper GEMM leaves the fast path: TMA, wgmma in flight, registers given to the consumers."""
+    float8 = "Float8" in kernel.name
+    assert kernel.count(r"\bQGMMA\b" if float8 else r"\bHGMMA\b") >= 4, f"no tensor cores: {kernel.name}"
+    assert kernel.count(r"\bUTMALDG\b") >= 2, f"no TMA: {kernel.name}"
+    assert kernel.count(r"\bUSETMAXREG\b") >= 2, f"registers are not moved: {kernel.name}"
+    if not float8:  # fp8 adds to its sums after each stage
+        in_flight = kernel.count(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1\b")
+        assert in_flight >= 1, f"the tensor cores wait for each stage: {kernel.name}"
+
+
+def check_ampere_gemm(kernel: Kernel) -> None:
+    """Fail when the older mainloop does not use mma.sync, ldmatrix and cp.async."""
+    for instruction in ("HMMA", "LDSM", "LDGSTS"):
+        assert kernel.count(rf"\b{instruction}\b") > 0, f"no {instruction}: {kernel.name}"
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_machine_code_is_what_the_kernels_are_written_for(source: str) -> None:
+    """Would catch: a spill, an array indexed at run time, tensor cores that stand still, a signal of one GPU only."""
+    kernels = machine_code.kernels_of(machine_code.built_objects()[source])
+    expected = next(
+        (found for end, found in ARCHITECTURES.items() if source.endswith(end)), ALL_ARCHITECTURES
+    )
+    assert {kernel.architecture for kernel in kernels} == expected
+    for kernel in kernels:
+        check_resources(kernel)
+        check_orders(kernel)
+        if "gemm_sm90" in kernel.name:
+            check_hopper_gemm(kernel)
+        if "gemm_sm80" in kernel.name:
+            check_ampere_gemm(kernel)
+
+
+# ---- the gates fail when a kernel is broken on purpose ----
+
+SIGNALS = "cuda/kernels/signals.cuh"
+MAINLOOP = "cuda/kernels/gemm_sm90.cuh"
+ONE_GEMM = """
+#include "cuda/kernels/plain_gemm_sm90.cuh"
+namespace interlace {
+void launch(const GemmArguments& arguments, const GemmTensorMaps& maps) {
+  plain_gemm_sm90_kernel<GemmTile<BFloat16, 128, false>><<<1, kGemmThreads>>>(maps, arguments);
+}
+}  // namespace interlace
+"""
 BROKEN_ORDERS = (
-    Mutant("weak_publish", "cuda/kernels/ptx.cuh", "st.release.sys.global.u32", "st.release.gpu.global.u32"),
+    Mutant("weak_publish", "cuda/kernels/ptx.cuh", "st.release.sys.global.u32", "st.relaxed.sys.global.u32"),
+    Mutant(
+        "narrow_publish", "cuda/kernels/ptx.cuh", "st.release.sys.global.u32", "st.release.gpu.global.u32"
+    ),
     Mutant("weak_wait", "cuda/kernels/ptx.cuh", "ld.acquire.sys.global.u32", "ld.relaxed.sys.global.u32"),
 )
-
-
-def test_the_resource_gate_fails_for_a_broken_kernel(tmp_path: Path) -> None:
-    """Would catch: a gate that reads nothing."""
-    emulation.copy_with_bug(BROKEN_RESOURCES, tmp_path / "csrc")
-    source = tmp_path / "csrc" / "cuda" / "kernels" / "one_shot_all_reduce.cu"
-    with pytest.raises(AssertionError, match="local memory"):
-        _check_resources(source, ("90a",), tmp_path / "kernel.o")
+BROKEN_GEMMS = (
+    (
+        Mutant("one_stage_at_a_time", MAINLOOP, "wgmma_wait_group<1>", "wgmma_wait_group<0>"),
+        "wait for each stage",
+    ),
+    (
+        Mutant("too_few_registers", MAINLOOP, "kProducerRegisters = 72", "kProducerRegisters = 24"),
+        "local memory",
+    ),
+    (
+        Mutant("run_time_index", MAINLOOP, "make_float2(four[2 * low],", "make_float2(c[lane],"),
+        "local memory",
+    ),
+)
 
 
 @pytest.mark.parametrize("mutant", BROKEN_ORDERS, ids=lambda mutant: mutant.name)
 def test_the_order_gate_fails_for_a_broken_kernel(mutant: Mutant, tmp_path: Path) -> None:
     """Would catch: a gate that looks for the wrong words."""
-    emulation.copy_with_bug(mutant, tmp_path / "csrc")
-    with pytest.raises(AssertionError, match="does not"):
-        _check_orders(tmp_path / "csrc" / "cuda" / "kernels" / "barrier.cu", tmp_path / "kernel.ptx")
+    csrc = tmp_path / "csrc"
+    emulation.copy_with_bug(mutant, csrc)
+    machine_code.compile_kernels(csrc / "cuda" / "kernels" / "barrier.cu", tmp_path / "barrier.o")
+    with pytest.raises(AssertionError, match="at system scope"):
+        for kernel in machine_code.kernels_of(tmp_path / "barrier.o"):
+            check_orders(kernel)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "complaint"), BROKEN_GEMMS, ids=[mutant.name for mutant, _ in BROKEN_GEMMS]
+)
+def test_the_gemm_gates_fail_for_a_broken_kernel(mutant: Mutant, complaint: str, tmp_path: Path) -> None:
+    """Would catch: a gate that reads nothing."""
+    csrc = tmp_path / "csrc"
+    emulation.copy_with_bug(mutant, csrc)
+    (csrc / "one_gemm.cu").write_text(ONE_GEMM)
+    machine_code.compile_kernels(csrc / "one_gemm.cu", tmp_path / "one_gemm.o")
+    (kernel,) = machine_code.kernels_of(tmp_path / "one_gemm.o")
+    with pytest.raises(AssertionError, match=complaint):
+        check_resources(kernel)
+        check_hopper_gemm(kernel)
+
+
+def test_the_tensor_core_gates_fail_for_a_kernel_without_them() -> None:
+    """Would catch: a gate that any kernel passes."""
+    kernels = machine_code.kernels_of(machine_code.built_objects()["barrier.cu"])
+    with pytest.raises(AssertionError, match="no tensor cores"):
+        check_hopper_gemm(kernels[0])
+    with pytest.raises(AssertionError, match="no HMMA"):
+        check_ampere_gemm(kernels[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from pathlib import Path
@@ -14,7 +15,16 @@ def find_tool(tool: str) -> str | None:
     for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
         if home and (path := Path(home) / "bin" / tool).exists():
             return str(path)
-    return shutil.which(tool)
+    return shutil.which(tool) or _find_in_packages(tool)
+
+
+def _find_in_packages(tool: str) -> str | None:
+    """A program of NVIDIA's Python packages, which lie in the folder nvidia/cuNN/bin."""
+    packages = importlib.util.find_spec("nvidia")
+    for folder in (packages.submodule_search_locations if packages else None) or ():
+        for path in sorted(Path(folder).glob(f"cu*/bin/{tool}")):
+            return str(path)
+    return None
 
 
 def toolkit_folder() -> Path | None:

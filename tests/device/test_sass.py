@@ -120,7 +120,7 @@ BROKEN_GEMMS = (
         "local memory",
     ),
     (
-        Mutant("run_time_index", MAINLOOP, "make_float2(four[2 * low],", "make_float2(c[lane],"),
+        Mutant("run_time_index", MAINLOOP, "pair{{four[2 * low],", "pair{{c[lane],"),
         "local memory",
     ),
 )

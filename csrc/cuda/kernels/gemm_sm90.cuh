@@ -231,6 +231,13 @@ INTERLACE_DEVICE bool consume_float8_tile(float (&sum)[Tile::kAccumulators], int
   return open;
 }
 
+struct alignas(8) FloatPair {
+  float values[2];
+};
+struct alignas(16) FloatQuad {
+  float values[4];
+};
+
 // Where the 4 floats `half` of pack `pack` of row `row` lie in a chunk of 16 x 64. Neither the 8-byte stores of
 // accumulators (4 rows x 4 threads at a time) nor the 16-byte loads of packs (8 packs of a row) meet in a bank.
 INTERLACE_DEVICE int chunk_place(int row, int pack, int half) {
@@ -253,8 +260,9 @@ INTERLACE_DEVICE void store_tile(const float (&c)[Tile::kAccumulators], const Ti
       const float* const four = &c[part * (kChunkColumns / 2) + pack * 4];
       INTERLACE_UNROLL
       for (int low = 0; low < 2; ++low) {
-        float* const pair = &chunk[chunk_place(lane / 4 + low * 8, pack, lane % 4 / 2) + lane % 2 * 2];
-        *reinterpret_cast<float2*>(pair) = make_float2(four[2 * low], four[2 * low + 1]);
+        float* const place = &chunk[chunk_place(lane / 4 + low * 8, pack, lane % 4 / 2) + lane % 2 * 2];
+        const FloatPair pair{{four[2 * low], four[2 * low + 1]}};
+        *reinterpret_cast<FloatPair*>(place) = pair;
       }
     }
     ptx::warp_sync();  // the pairs of all lanes are there
@@ -268,11 +276,9 @@ INTERLACE_DEVICE void store_tile(const float (&c)[Tile::kAccumulators], const Ti
       float v[kStoreColumns];
       INTERLACE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const float4 four = *reinterpret_cast<const float4*>(&chunk[chunk_place(row, pack, half)]);
-        v[half * 4] = four.x;
-        v[half * 4 + 1] = four.y;
-        v[half * 4 + 2] = four.z;
-        v[half * 4 + 3] = four.w;
+        const FloatQuad quad = *reinterpret_cast<const FloatQuad*>(&chunk[chunk_place(row, pack, half)]);
+        INTERLACE_UNROLL
+        for (int i = 0; i < 4; ++i) v[half * 4 + i] = quad.values[i];
       }
       hooks.store(work, first_row + row, column, v, valid);
     }

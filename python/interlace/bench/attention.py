@@ -16,10 +16,12 @@ from .. import functional
 from ..context_parallel import work_of
 from ..functional.attention import LAYOUTS, spans_of, tokens_of
 from ..windows import window_bytes
-from .harness import Column, Session
+from .output import Column
 from .peak import peak_bytes
+from .session import Session, size_of
+from .shapes import dtypes_of
 
-__all__ = ["run"]
+__all__ = ["COLUMNS", "AttentionCase", "cases", "run"]
 
 ALGORITHMS: dict[str, Callable[..., Any]] = {
     "ring": partial(functional.ring_attention, group=None),
@@ -30,15 +32,18 @@ ALGORITHMS: dict[str, Callable[..., Any]] = {
 DOCUMENTS = (1, 8, 2, 6, 4, 7, 1, 3)
 
 COLUMNS = [
-    Column("algorithm", "algorithm", width=12),
+    Column("op", "op", width=23),
     Column("layout", "layout", width=10),
     Column("mask", "mask", width=11),
-    Column("S", "tokens", width=6),
+    Column("pass", "passes", width=7),
+    Column("S", "tokens", "{}", 6),
+    Column("heads", "heads", "{}", 5),
     Column("dtype", "dtype"),
-    Column("fwd ms", "forward_ms", "{:.1f}", 8),
-    Column("x ideal", "forward_ratio", "{:.3f}", 8),
-    Column("+bwd ms", "both_ms", "{:.1f}", 8),
-    Column("x ideal", "both_ratio", "{:.3f}", 8),
+    Column("us", "fused_us", "{:.0f}", 8),
+    Column("p95", "p95_us", "{:.0f}", 8),
+    Column("one process", "baseline_us", "{:.0f}", 11),
+    Column("x it", "speedup", "{:.2f}", 5),
+    Column("x ideal", "ideal_ratio", "{:.3f}", 7),
     Column("max/mean", "imbalance", "{:.2f}", 8),
     Column("KV moved MB", "moved_mb", "{:.2f}", 11),
     Column("peak MB", "peak_mb", "{:.1f}", 8),
@@ -73,61 +78,126 @@ class Problem:
         ]
 
 
+@dataclass(frozen=True)
+class AttentionCase:
+    """One algorithm and layout on one problem."""
+
+    algorithm: str
+    layout: str
+    problem: Problem
+    world_size: int
+
+    @property
+    def name(self) -> str:
+        """For the progress bar."""
+        return f"{self.algorithm} {self.layout} {self.mask}"
+
+    @property
+    def mask(self) -> str:
+        """causal, or causal within documents."""
+        return "8 documents" if self.problem.packed else "causal"
+
+    @property
+    def memory_bytes(self) -> int:
+        """The whole sequence, its gradients and those of the oracle, a rank's share of them."""
+        p = self.problem
+        return 12 * (2 * p.heads + 2 * p.kv_heads) * p.tokens * p.head_dim * max(p.dtype.itemsize, 4)
+
+    @property
+    def flops(self) -> int:
+        """Forward and backward of half of the scores, on one process: that is timed too."""
+        p = self.problem
+        return 7 * p.heads * p.tokens**2 * p.head_dim
+
+    def identity(self) -> dict[str, Any]:
+        """Fields of Row, but for which passes."""
+        dtype = str(self.problem.dtype).removeprefix("torch.")
+        return {
+            "op": f"{self.algorithm}_attention", "case": f"{self.layout} {self.mask}", "dtype": dtype,
+            "tokens": self.problem.tokens, "heads": self.problem.heads,
+        }  # fmt: skip
+
+
+def cases(settings: Mapping[str, Any], world_size: int) -> list[AttentionCase]:
+    """Every algorithm, layout and mask; quick: one layout each, causal, short."""
+    size = size_of(settings)
+    tokens = {"quick": 512, "small": 2048}.get(size, int(settings["tokens"]))
+    heads, kv_heads = int(settings["heads"]), int(settings["kv_heads"])
+    names = [*ALGORITHMS, *(["hierarchical"] if world_size == 4 else [])]
+    quick = size == "quick"
+    return [
+        AttentionCase(name, layout, Problem(tokens, heads, kv_heads, 64, dtype, packed), world_size)
+        for dtype in dtypes_of(settings)
+        for packed in ((False,) if quick else (False, True))
+        for name in names
+        for layout in (("zigzag",) if quick else LAYOUTS)
+    ]
+
+
 def run(settings: Mapping[str, object]) -> int:
-    """Every algorithm, layout and mask; the ideal is the time of one process divided by the ranks."""
+    """On every rank; the ideal is the time of one process divided by the ranks."""
     session = Session("attention", COLUMNS, settings)
-    tokens = 1024 if session.quick else int(str(settings["tokens"]))
     algorithms = dict(ALGORITHMS)
     if session.world_size == 4:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ring", "heads"))
-        algorithms["2-D"] = partial(functional.hierarchical_attention, mesh=mesh)
-    for dtype, packed in itertools.product(session.dtypes, (False, True)):
-        problem = Problem(
-            tokens, int(str(settings["heads"])), int(str(settings["kv_heads"])), 64, dtype, packed
-        )
-        for (name, attend), layout in itertools.product(algorithms.items(), LAYOUTS):
-            if session.quick and layout == "striped":
-                continue
-            _one(session, problem, name, attend, layout)
-    return session.finish()
+        algorithms["hierarchical"] = partial(functional.hierarchical_attention, mesh=mesh)
+    return session.run(
+        cases(settings, session.world_size), lambda case: one(session, case, algorithms[case.algorithm])
+    )
 
 
-def _one(session: Session, problem: Problem, name: str, attend: Callable[..., Any], layout: str) -> None:
+def one(session: Session, case: AttentionCase, attend: Callable[..., Any]) -> None:
+    """Check and time forward, and forward with backward; what a rank holds stands beside both."""
+    problem, layout, size = case.problem, case.layout, session.world_size
     whole = problem.draw()
-    spans = spans_of(layout, problem.tokens, session.world_size, session.rank, problem.documents)
+    spans = spans_of(layout, problem.tokens, size, session.rank, problem.documents)
     mine = tokens_of(spans)
     own = [t[:, :, mine].contiguous() for t in whole]
     split = partial(attend, causal=True, layout=layout, cu_seqlens=problem.documents)
     single = partial(_unsplit, documents=problem.documents)
     exact = [t[:, :, mine] for t in _both(single, whole)]
     for what, got, want in zip(("out", "grad_q", "grad_k", "grad_v"), _both(split, own), exact, strict=True):
-        session.check(
-            f"{what} of {name} {layout}", got, want, limit=2e-2 if problem.dtype != torch.float32 else 1e-4
-        )
-    times = session.time(
-        {
-            "forward": lambda: split(*own[:3]),
-            "single": lambda: single(*whole[:3]),
-            "both": lambda: _both(split, own),
-            "single both": lambda: _both(single, whole),
-        }
-    )
-    size, item = session.world_size, problem.dtype.itemsize
-    work = work_of(layout, problem.tokens, size, cu_seqlens=problem.documents)
-    block = 2 * problem.kv_heads * problem.tokens // size * problem.head_dim * item
+        session.check(f"{what} of {case.name}", got, want, 2e-2 if problem.dtype != torch.float32 else 1e-4)
+    held = _held(session, case, split, single, own, whole)
+    passes: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "forward": (lambda: split(*own[:3]), lambda: single(*whole[:3])),
+        "both": (lambda: _both(split, own), lambda: _both(single, whole)),
+    }
+    for name, (fused, baseline) in passes.items():
+        times = session.time({"fused": fused, "baseline": baseline})
+        row = session.row(
+            times,
+            baseline="one process",
+            extra={
+                "layout": layout, "mask": case.mask, "passes": name, "kv_heads": problem.kv_heads,
+                "head_dim": problem.head_dim, "ideal_ratio": times.ratio("fused", "baseline") * size, **held,
+            },
+            **{**case.identity(), "case": f"{case.layout} {case.mask} {name}"},
+        )  # fmt: skip
+        session.add(row)
+
+
+def _held(
+    session: Session,
+    case: AttentionCase,
+    split: Callable[..., Tensor],
+    single: Callable[..., Tensor],
+    own: list[Tensor],
+    whole: list[Tensor],
+) -> dict[str, float | None]:
+    """Balance of the work, what moves, memory of a rank and what it may take, MB."""
+    p, size = case.problem, session.world_size
+    work = work_of(case.layout, p.tokens, size, cu_seqlens=p.documents)
+    block = 2 * p.kv_heads * p.tokens // size * p.head_dim * p.dtype.itemsize
     peak = peak_bytes(lambda: _both(split, own)) + window_bytes(session.group.name)
     alone = peak_bytes(lambda: _both(single, whole))
-    moved = work.kv_bytes(problem.kv_heads, problem.head_dim, item)
-    session.add(
-        algorithm=name, layout=layout, mask="8 documents" if problem.packed else "causal", tokens=problem.tokens,
-        heads=problem.heads, kv_heads=problem.kv_heads, head_dim=problem.head_dim, world_size=size,
-        dtype=str(problem.dtype).removeprefix("torch."), forward_ms=times.summary("forward").median * 1e3,
-        forward_ratio=times.ratio("forward", "single") * size, both_ms=times.summary("both").median * 1e3,
-        both_ratio=times.ratio("both", "single both") * size,
-        imbalance=1.0 if name == "all_to_all" else work.imbalance,
-        moved_mb=None if name in ("all_to_all", "2-D") else moved / 1e6, peak_mb=peak / 1e6,
-        allowed_mb=(alone / size + 2 * block) / 1e6,
-    )  # fmt: skip
+    exchanged = case.algorithm in ("all_to_all", "hierarchical")
+    return {
+        "imbalance": 1.0 if case.algorithm == "all_to_all" else work.imbalance,
+        "moved_mb": None if exchanged else work.kv_bytes(p.kv_heads, p.head_dim, p.dtype.itemsize) / 1e6,
+        "peak_mb": peak / 1e6,
+        "allowed_mb": (alone / size + 2 * block) / 1e6,
+    }
 
 
 def _unsplit(q: Tensor, k: Tensor, v: Tensor, documents: tuple[int, ...] | None) -> Tensor:

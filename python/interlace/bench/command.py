@@ -2,32 +2,109 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
+from typing import Any
+
 import click
 
-from .harness import on_ranks, options
+from .options import options, shape_options
 
 __all__ = ["bench"]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Group(click.Group):
+    """A mistake in a value, told by ValueError, is a line for the user and status 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ValueError as error:
+            raise click.UsageError(str(error), ctx) from None
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def bench() -> None:
-    """Microbenchmarks: paired, interleaved, checked for right results first."""
+    """Microbenchmarks: paired, interleaved, checked for right results first.
+
+    Times are medians of the slowest rank. A wrong result is printed as WRONG and makes the exit status 1.
+    """
 
 
-@bench.command()
-@click.option(
-    "--tokens", default=4096, show_default=True, type=click.IntRange(64), help="Of the whole sequence."
+def measure(name: str, ranks: int, rank: int | None, settings: dict[str, Any], *, mpi: bool = False) -> None:
+    """Start the subcommand's module on the ranks, after its cases were listed once here: mistakes cost no start."""
+    from .launching import on_ranks
+
+    module = importlib.import_module(f"interlace.bench.{name}")
+    if settings["device"] == "cuda":
+        check_cuda(ranks)
+    module.cases(settings, ranks)
+    on_ranks(f"interlace.bench.{name}", module.run, settings, ranks, rank, mpi=mpi)
+
+
+def check_cuda(ranks: int) -> None:
+    """ValueError when torch sees fewer devices than ranks."""
+    import torch
+
+    if torch.cuda.device_count() < ranks:
+        raise ValueError(
+            f"bench: --device cuda with {ranks} ranks, and torch sees {torch.cuda.device_count()} CUDA devices; "
+            "use --ranks or --device cpu"
+        )
+
+
+def subcommand(
+    *more: Callable[[Any], Any], name: str | None = None
+) -> Callable[[Callable[..., None]], click.Command]:
+    """A subcommand with the common options and `more` of its own."""
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        for option in reversed(more):
+            function = option(function)
+        return bench.command(name=name)(options(function))
+
+    return decorate
+
+
+@subcommand(click.option("--bytes", metavar="N,N,..", help="Sizes instead of 4 KiB to 64 MiB."))
+def collective(ranks: int, rank: int | None, **settings: Any) -> None:
+    """All-reduce, all-gather, reduce-scatter, all-to-all in nccl-tests' columns.
+
+    Against torch.distributed and against DeepSpeed and MPI where they are installed. algbw is bytes / time, busbw
+    what every link carries of it, x floor the time over that of a plain copy of the result.
+    """
+    measure("collective", ranks, rank, settings, mpi=True)
+
+
+@subcommand(shape_options)
+def gemm(ranks: int, rank: int | None, **settings: Any) -> None:
+    """The three fused ops: whole, compute alone, collective alone, and what they replace.
+
+    Sets of shapes: cpu, quick, llama1b, llama8b, llama70b, llama405b, qwen, deepseek, mixtral, or any model that
+    `interlace plan` knows, split --tp ways. M, N and K are those of a rank's product. overlap is 1 - (fused -
+    compute) / collective, x floor is fused / the longer of compute and collective.
+    """
+    measure("gemm", ranks, rank, settings, mpi=True)
+
+
+@subcommand(
+    click.option(
+        "--tokens", default=4096, show_default=True, type=click.IntRange(64), help="Of the whole sequence."
+    ),
+    click.option("--heads", default=8, show_default=True, type=click.IntRange(1)),
+    click.option("--kv-heads", default=8, show_default=True, type=click.IntRange(1)),
 )
-@click.option("--heads", default=8, show_default=True, type=click.IntRange(1))
-@click.option("--kv-heads", default=8, show_default=True, type=click.IntRange(1))
-@options
-def attention(ranks: int, rank: int | None, **settings: object) -> None:
+def attention(ranks: int, rank: int | None, **settings: Any) -> None:
     """Ring, all-gather and all-to-all attention by layout, causal and packed, against one process.
 
     Ideal is the time of one process divided by the ranks. KV moved counts keys and values that cross ranks in a
     forward pass; peak is what a rank grows by in forward and backward, allowed is the growth of one process divided
     by the ranks, and two blocks of keys and values.
     """
-    from . import attention as module
+    measure("attention", ranks, rank, settings)
 
-    on_ranks("interlace.bench.attention", module.run, settings, ranks, rank)
+
+@subcommand(click.option("--out", metavar="FOLDER", help="A JSON file per subcommand."), name="all")
+def everything(ranks: int, rank: int | None, **settings: Any) -> None:
+    """All subcommands on one start of the ranks; with --quick less than a minute."""
+    measure("all", ranks, rank, settings, mpi=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
@@ -15,10 +17,23 @@ TIMEOUT = timedelta(
 )  # far beyond any step of a benchmark; a rank that is lost is reported within it
 
 
-def join(place: Mapping[str, int] | None = None) -> None:
-    """Set up the gloo process group: from `launch`'s place, or from torchrun's environment without one."""
+def join(place: Mapping[str, Any] | None = None) -> None:
+    """Set up the process group, gloo (and NCCL for CUDA tensors): from `launch`'s place, mpiexec's, or torchrun's.
+
+    torchrun's environment counts without a place. With a "store", a file, MPI says which rank this is.
+    """
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     if place is None:
-        dist.init_process_group("gloo", timeout=TIMEOUT)
+        dist.init_process_group(backend, timeout=TIMEOUT)
+        return
+    if "store" in place:
+        from mpi4py import MPI
+
+        file = dist.FileStore(place["store"], place["world_size"])
+        rank = MPI.COMM_WORLD.Get_rank()
+        dist.init_process_group(
+            backend, store=file, rank=rank, world_size=place["world_size"], timeout=TIMEOUT
+        )
         return
     store = TCPStore(
         "127.0.0.1",
@@ -29,7 +44,7 @@ def join(place: Mapping[str, int] | None = None) -> None:
         master_listen_fd=place.get("listen_fd"),
     )
     dist.init_process_group(
-        "gloo", store=store, rank=place["rank"], world_size=place["world_size"], timeout=TIMEOUT
+        backend, store=store, rank=place["rank"], world_size=place["world_size"], timeout=TIMEOUT
     )
 
 

@@ -11,7 +11,7 @@ import torch
 
 from interlace.bench.topology import NEAR_BYTES_PER_SECOND
 
-__all__ = ["describe", "one_line"]
+__all__ = ["describe", "one_line", "versions"]
 
 
 def _cpu_model() -> str:
@@ -66,6 +66,17 @@ def describe(cores: int, peer_read: float | None = None) -> dict[str, object]:
         "interlace": interlace.__version__,
         "commit": _commit(),
         "isa": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of what takes part in every number."""
+    import interlace
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "interlace": interlace.__version__,
     }
 
 

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from interlace.bench.clock import Clock, WallClock
 from interlace.bench.summary import Run, Timings, combine, order
 
 __all__ = ["RunDelay", "fitting_iterations", "measure"]
@@ -77,12 +79,13 @@ def measure(
     seed: int = 0,
     barrier: Callable[[], None] = dist.barrier,
     progress: Callable[[], None] | None = None,
+    clock: Clock | None = None,
 ) -> Timings:
     """Time every variant once per iteration, in an order drawn from `seed`, with a barrier before each.
 
-    Collective: every rank passes the same names, iterations and seed. Calls `progress` after each iteration.
-    The garbage collector is off meanwhile, so that no variant pays for another's litter. ValueError without
-    variants.
+    The order of every second iteration is that before it backwards: A B B A. Collective: every rank passes the same
+    names, iterations and seed. Calls `progress` after each iteration. The garbage collector is off meanwhile, so
+    that no variant pays for another's litter. ValueError without variants.
     """
     if not variants or iterations < 1:
         raise ValueError(
@@ -93,7 +96,8 @@ def measure(
         for name in names:
             barrier()
             variants[name]()
-    runs: dict[str, list[Run]] = {name: [] for name in names}
+    clock = clock or WallClock()
+    samples: dict[str, list[tuple[Any, float]]] = {name: [] for name in names}
     delay = RunDelay()
     collecting = gc.isenabled()
     gc.collect()
@@ -104,16 +108,15 @@ def measure(
                 call = variants[names[index]]
                 barrier()
                 waited = delay.read()
-                begin = time.perf_counter()
-                call()
-                seconds = time.perf_counter() - begin
-                runs[names[index]].append(Run(seconds, delay.read() - waited))
+                sample = clock.run(call)
+                samples[names[index]].append((sample, delay.read() - waited))
             if progress is not None:
                 progress()
     finally:
         delay.close()
         if collecting:
             gc.enable()
+    runs = {name: [Run(clock.read(sample), waited) for sample, waited in samples[name]] for name in names}
     return combine(_all_ranks(runs))
 
 

@@ -25,7 +25,8 @@ def main(arguments: list[str]) -> int:
     """Join the process group, call the target with the settings, leave; the exit status is the target's."""
     target, place, settings = arguments
     where = json.loads(place)
-    _die_with(where["parent"])
+    # MPI's ranks are children of mpiexec, which dies with the one that started it
+    _die_with(where.get("parent", os.getppid()))
     function = _resolve(target)
     join(where)
     try:

@@ -32,13 +32,19 @@ inline const char* gemm_sm90_refuses(const GemmArguments& arguments, const GemmV
   if (variant.tile_columns == 256 && variant.dtype != Dtype::kBFloat16)
     return "tiles of 256 columns are built for bfloat16 only";
   if (fp8 && variant.mn_major) return "wgmma reads fp8 weights as [N, K] rows only; store the transpose";
+  if (arguments.rows < 0) return "a negative number of rows";
   if (arguments.count < 1 || arguments.count > kMaxProducts) return "1 to 4 products in one call";
+  if (fp8 && arguments.summed && arguments.count > 1)
+    return "products with scales of their own are not summed";
   const int64_t size = dtype_size(variant.dtype);
   for (int32_t p = 0; p < arguments.count; ++p) {
     const GemmProduct& product = arguments.products[p];
     const int32_t source = arguments.summed ? p : 0;
-    const char* refused = tensor_map_refuses(arguments.x[source], product.depth, arguments.rows,
-                                             arguments.x_stride[source] * size);
+    const int64_t x_stride = arguments.x_stride[source] * size;
+    const char* refused = nullptr;
+    if (arguments.rows > 0) {  // a rank without rows of its own brings no map of x
+      refused = tensor_map_refuses(arguments.x[source], product.depth, arguments.rows, x_stride);
+    }
     if (refused != nullptr) return refused;
     const int64_t inner = variant.mn_major ? product.columns : product.depth;
     const int64_t outer = variant.mn_major ? product.depth : product.columns;
@@ -68,7 +74,7 @@ inline void tensor_map_plan(const GemmArguments& arguments, const GemmVariant& v
   const uint32_t stage_depth = static_cast<uint32_t>(kStageRowBytes / dtype_size(variant.dtype));
   for (int32_t p = 0; p < arguments.count; ++p) {
     const GemmProduct& product = arguments.products[p];
-    if (p == 0 || arguments.summed) {
+    if (arguments.rows > 0 && (p == 0 || arguments.summed)) {
       requests[p] = detail::request_rows(arguments.x[p], variant, product.depth, arguments.rows,
                                          arguments.x_stride[p], kGemmBlockRows);
     }

@@ -116,6 +116,9 @@ INTERLACE_DEVICE void produce_tiles(const GemmTensorMaps& maps, const GemmArgume
                                     uint32_t block, uint32_t blocks, const GemmRing<Tile>& ring) {
   RingPlace<Tile::kStages> place;
   const int64_t tiles = hooks.tiles();
+  if (block >= tiles) return;
+  if (arguments.rows > 0) ptx::prefetch_tensormap(maps.x[0]);
+  ptx::prefetch_tensormap(maps.weights[0]);
   for (int64_t i = block; i < tiles; i += blocks) {
     const TileWork work = hooks.tile(i);
     bool open = true;

@@ -84,7 +84,7 @@ template <class Tile> struct PlainHooks {
     if constexpr (Tile::kFloat8) scale_columns(arguments, product, at_row, at_column, valid, values);
     if (product.bias != nullptr)
       add_columns(static_cast<const Out*>(product.bias) + at_column, valid, values);
-    if (arguments.residual != nullptr) {
+    if (arguments.residual != nullptr && work.product == 0) {
       const auto* const residual = static_cast<const Out*>(arguments.residual);
       add_columns(residual + at_row * arguments.residual_stride + at_column, valid, values);
     }

@@ -24,7 +24,8 @@ constexpr int kConsumerWarpgroups = 2;
 constexpr int kConsumerThreads = kConsumerWarpgroups * kWarpgroupThreads;
 constexpr int kConsumerWarps = kConsumerThreads / 32;
 constexpr int kGemmThreads = kConsumerThreads + kWarpgroupThreads;
-constexpr uint32_t kConsumerBarrier = 1;  // named barrier of the consumers; 0 is the block's
+constexpr uint32_t kConsumerBarrier = 1;  // named barriers; 0 is that of the whole block, from everywhere
+constexpr uint32_t kEndBarrier = 2;
 
 // 65536 registers / 384 threads = 168. Hooks wait for peers in the producer, which takes more than 40 registers; the
 // consumers hold 128 accumulators and need fewer than 216. 72 + 2 * 216 = 3 * 168.
@@ -332,17 +333,20 @@ INTERLACE_DEVICE void gemm_tiles_sm90(const GemmTensorMaps& maps, const GemmArgu
   }
   ptx::barrier_sync();  // everybody sees initialised barriers
 
+  // The shared memory is free again behind the last barrier. Only there the producer takes its registers back: the
+  // warps that had nothing to do would otherwise take those that the consumers still wait for.
   if (ptx::tid_x() >= kConsumerThreads) {
     ptx::setmaxnreg_dec<kProducerRegisters>();
     if (ptx::tid_x() == kConsumerThreads) produce_tiles<Tile>(maps, arguments, hooks, block, blocks, ring);
     ptx::warp_sync();
+    ptx::bar_sync(kEndBarrier, kGemmThreads);
     ptx::setmaxnreg_inc<kLaunchRegisters>();
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     consume_tiles<Tile>(arguments, hooks, block, blocks, ring, shared.chunks);
     ptx::setmaxnreg_dec<kLaunchRegisters>();
+    ptx::bar_sync(kEndBarrier, kGemmThreads);
   }
-  ptx::barrier_sync();  // the shared memory is free again
 }
 
 }  // namespace interlace

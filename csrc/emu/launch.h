@@ -31,10 +31,16 @@ class Device {
   Device(const Device&) = delete;
 
   // Returns when the kernel has ended on all blocks, or false when the world is stuck.
-  bool launch(const std::function<void()>& kernel) {
+  bool launch(const std::function<void()>& kernel) { return launch(shape_, kernel); }
+  // A smaller launch than the device was made for.
+  bool launch(Shape shape, const std::function<void()>& kernel) {
     if (world_.stuck()) return false;
+    if (shape.blocks > shape_.blocks) {
+      misuse("launch of %u blocks; the device was made for %u", shape.blocks, shape_.blocks);
+    }
     std::unique_lock lock(mutex_);
     kernel_ = &kernel;
+    launched_ = shape;
     unfinished_ = shape_.blocks;
     ++launches_;
     changed_.notify_all();
@@ -52,7 +58,7 @@ class Device {
       changed_.wait(lock, [&] { return closing_ || launches_ > played; });
       if (closing_) return;
       lock.unlock();
-      block.run(*kernel_);
+      if (index < launched_.blocks) block.run(*kernel_, launched_);
       lock.lock();
       --unfinished_;
       changed_.notify_all();
@@ -65,6 +71,7 @@ class Device {
   std::mutex mutex_;
   std::condition_variable changed_;
   const std::function<void()>* kernel_ = nullptr;
+  Shape launched_;
   uint64_t launches_ = 0;
   uint32_t unfinished_ = 0;
   bool closing_ = false;

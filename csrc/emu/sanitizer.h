@@ -1,21 +1,27 @@
 // ThreadSanitizer's fiber interface, or nothing when it is off.
 //
-// Every CUDA thread is a fiber, and ThreadSanitizer is told that switching between fibers orders nothing: two threads
-// of one block race unless a barrier or a release/acquire pair stands between them, as on the device.
+// ThreadSanitizer sees identities: one per CUDA thread in small blocks, one per warp in large ones (an identity costs
+// milliseconds), one per asynchronous engine. It is told that switching between them orders nothing: two threads of one
+// block race unless a barrier or a release/acquire pair stands between them, as on the device.
 //
 // What it cannot see: a struct that a function returns straight into shared memory. GCC takes such a return slot for
 // local memory. Kernels receive the value first and store it in a statement of its own.
 #pragma once
+
+#include <cstddef>
+#include <mutex>
+#include <vector>
 
 #if defined(__SANITIZE_THREAD__)
 #define INTERLACE_EMU_TSAN 1
 extern "C" {
 void* __tsan_get_current_fiber();
 void* __tsan_create_fiber(unsigned flags);
-void __tsan_destroy_fiber(void* fiber);
 void __tsan_switch_to_fiber(void* fiber, unsigned flags);
 void __tsan_acquire(void* address);
 void __tsan_release(void* address);
+void __tsan_read_range(void* address, unsigned long bytes);
+void __tsan_write_range(void* address, unsigned long bytes);
 }
 #else
 #define INTERLACE_EMU_TSAN 0
@@ -28,29 +34,59 @@ void __tsan_release(void* address);
 namespace interlace::emu {
 
 #if INTERLACE_EMU_TSAN
-inline void* current_fiber_id() { return __tsan_get_current_fiber(); }
-inline void* create_fiber_id() { return __tsan_create_fiber(0); }
-// Must stand directly before the switch of stacks. The switch orders nothing.
-inline void announce_switch(void* id) {
+INTERLACE_EMU_HIDDEN inline void* current_identity() { return __tsan_get_current_fiber(); }
+INTERLACE_EMU_HIDDEN inline void* create_identity() { return __tsan_create_fiber(0); }
+// From here on the caller is `identity`. Between threads it must stand directly before the switch of stacks. The switch
+// orders nothing.
+INTERLACE_EMU_HIDDEN inline void become(void* identity) {
   constexpr unsigned kNoOrder = 1;
-  __tsan_switch_to_fiber(id, kNoOrder);
+  __tsan_switch_to_fiber(identity, kNoOrder);
 }
-// What the fiber did is ordered before what the caller, fiber `self`, does next; the fiber is gone.
-inline void join_fiber(void* id, void* self) {
-  announce_switch(id);
-  __tsan_switch_to_fiber(self, 0);
-  __tsan_destroy_fiber(id);
+// What this identity did so far becomes visible to whoever acquires the tag later.
+INTERLACE_EMU_HIDDEN inline void release_tag(void* tag) { __tsan_release(tag); }
+INTERLACE_EMU_HIDDEN inline void acquire_tag(void* tag) { __tsan_acquire(tag); }
+// Accesses that hidden code does for the current identity.
+INTERLACE_EMU_HIDDEN inline void note_read(const void* address, size_t bytes) {
+  __tsan_read_range(const_cast<void*>(address), bytes);
 }
-// What this fiber did so far becomes visible to whoever acquires the tag later.
-inline void release_tag(void* tag) { __tsan_release(tag); }
-inline void acquire_tag(void* tag) { __tsan_acquire(tag); }
+INTERLACE_EMU_HIDDEN inline void note_write(void* address, size_t bytes) {
+  __tsan_write_range(address, bytes);
+}
 #else
-inline void* current_fiber_id() { return nullptr; }
-inline void* create_fiber_id() { return nullptr; }
-inline void announce_switch(void*) {}
-inline void join_fiber(void*, void*) {}
+inline void* current_identity() { return nullptr; }
+inline void* create_identity() { return nullptr; }
+inline void become(void*) {}
 inline void release_tag(void*) {}
 inline void acquire_tag(void*) {}
+inline void note_read(const void*, size_t) {}
+inline void note_write(void*, size_t) {}
 #endif
+
+// Identities are used again: whoever gives one back has been joined by then, so what an identity still knows of its
+// former life is known to everybody.
+class Identities {
+ public:
+  static void* take() {
+    const std::lock_guard lock(mutex());
+    if (free().empty()) return create_identity();
+    void* identity = free().back();
+    free().pop_back();
+    return identity;
+  }
+  static void give_back(void* identity) {
+    const std::lock_guard lock(mutex());
+    free().push_back(identity);
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex the_mutex;
+    return the_mutex;
+  }
+  static std::vector<void*>& free() {
+    static std::vector<void*> identities;
+    return identities;
+  }
+};
 
 }  // namespace interlace::emu

@@ -24,10 +24,6 @@ inline void require_finished(World& world) {
   if (world.stuck()) require(false, "nobody moves any more:\n" + world.dump());
 }
 
-struct Free {
-  void operator()(char* memory) const { std::free(memory); }
-};
-
 // Segments and host pages of a whole group, as a provider would set them up. `first_epoch` is the epoch before the
 // first launch: near 2^32 it makes the counters wrap.
 class EmulatedGroup {

@@ -6,6 +6,9 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
+#include <vector>
+
+#include "emu/misuse.h"
 
 namespace interlace::emu {
 
@@ -24,15 +27,15 @@ class World {
       : seed_(seed), delay_(delay), idle_rounds_(idle_rounds) {}
 
   uint64_t seed() const { return seed_; }
-  const Delay& delay() const { return delay_; }
-  uint64_t idle_rounds() const { return idle_rounds_; }
+  INTERLACE_EMU_HIDDEN const Delay& delay() const { return delay_; }
+  INTERLACE_EMU_HIDDEN uint64_t idle_rounds() const { return idle_rounds_; }
 
   // Relaxed: only the fact that something happened counts, it must not order the kernels' own accesses. Builtins,
   // because GCC makes std::atomic's orders sequentially consistent when it does not inline them.
-  void note_progress() { __atomic_fetch_add(&progress_, 1, __ATOMIC_RELAXED); }
-  uint64_t progress() const { return __atomic_load_n(&progress_, __ATOMIC_RELAXED); }
+  INTERLACE_EMU_HIDDEN void note_progress() { __atomic_fetch_add(&progress_, 1, __ATOMIC_RELAXED); }
+  INTERLACE_EMU_HIDDEN uint64_t progress() const { return __atomic_load_n(&progress_, __ATOMIC_RELAXED); }
 
-  bool stuck() const { return __atomic_load_n(&stuck_, __ATOMIC_RELAXED); }
+  INTERLACE_EMU_HIDDEN bool stuck() const { return __atomic_load_n(&stuck_, __ATOMIC_RELAXED); }
   void report_stuck(const std::string& who) {
     __atomic_store_n(&stuck_, true, __ATOMIC_RELAXED);
     const std::lock_guard lock(mutex_);
@@ -44,7 +47,7 @@ class World {
   }
 
   // Returns when `progress` has not changed for a while: everybody else has finished or waits for the caller.
-  void wait_until_nobody_moves() const {
+  INTERLACE_EMU_HIDDEN void wait_until_nobody_moves() const {
     constexpr int kQuietYields = 300;
     uint64_t seen = progress();
     for (int quiet = 0; quiet < kQuietYields; ++quiet) {
@@ -56,6 +59,23 @@ class World {
     }
   }
 
+  // What lies behind a multicast address: the same offset in every peer's memory.
+  void bind_multicast(char* multicast, size_t bytes, std::vector<char*> peers) {
+    multicasts_.push_back({multicast, bytes, std::move(peers)});
+  }
+  struct Multicast {
+    char* start;
+    size_t bytes;
+    std::vector<char*> peers;
+  };
+  const Multicast& multicast_of(const void* address, size_t bytes) const {
+    const auto* byte = static_cast<const char*>(address);
+    for (const Multicast& multicast : multicasts_) {
+      if (byte >= multicast.start && byte + bytes <= multicast.start + multicast.bytes) return multicast;
+    }
+    misuse("multimem: %p is no multicast address", address);
+  }
+
  private:
   const uint64_t seed_;
   const Delay delay_;
@@ -64,6 +84,7 @@ class World {
   bool stuck_ = false;
   std::mutex mutex_;
   std::string dump_;
+  std::vector<Multicast> multicasts_;  // bound before the ranks start
 };
 
 }  // namespace interlace::emu

@@ -3,7 +3,8 @@
 
 #include <cstdint>
 
-#include "core/gemm_schedule.h"
+#include "core/gather_schedule.h"
+#include "core/reduce_schedule.h"
 #include "cuda/kernels/gemm_arguments.h"
 #include "cuda/kernels/segment.h"
 

@@ -27,14 +27,17 @@ INTERLACE_DEVICE void store_columns(T* array, int valid, const float (&values)[k
   store_pack(array, 0, valid, aligned_to_pack(array), pack);
 }
 
-// fp8: the scales of one row of x and of these columns of the weight.
-INTERLACE_DEVICE void scale_columns(const GemmArguments& arguments, const GemmProduct& product, int64_t row,
+// fp8: the scale of one row of x and those of these columns of the weight.
+INTERLACE_DEVICE void scale_columns(const GemmArguments& arguments, const GemmProduct& product, float x_scale,
                                     int64_t column, int valid, float (&values)[kStoreColumns]) {
-  const float x_scale = arguments.x_scale[arguments.row_wise ? row : 0];
   INTERLACE_UNROLL
   for (int i = 0; i < kStoreColumns; ++i) {
     if (i < valid) values[i] *= x_scale * product.weight_scale[arguments.row_wise ? column + i : 0];
   }
+}
+
+INTERLACE_DEVICE float scale_of_row(const GemmArguments& arguments, int64_t row) {
+  return arguments.x_scale[arguments.row_wise ? row : 0];
 }
 
 template <class Tile> struct PlainHooks {
@@ -81,7 +84,9 @@ template <class Tile> struct PlainHooks {
     const GemmProduct& product = arguments.products[work.product];
     const int64_t at_row = work.row + row;
     const int64_t at_column = work.column + column;
-    if constexpr (Tile::kFloat8) scale_columns(arguments, product, at_row, at_column, valid, values);
+    if constexpr (Tile::kFloat8) {
+      scale_columns(arguments, product, scale_of_row(arguments, at_row), at_column, valid, values);
+    }
     if (product.bias != nullptr)
       add_columns(static_cast<const Out*>(product.bias) + at_column, valid, values);
     if (arguments.residual != nullptr && work.product == 0) {

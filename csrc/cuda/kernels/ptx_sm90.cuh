@@ -211,4 +211,7 @@ INTERLACE_DEVICE void multimem_st_v4(void* multicast, const Vector16& value) {
                : "memory");
 }
 
+// Orders accesses to the same memory through different addresses, such as a multicast and a plain one.
+INTERLACE_DEVICE void fence_proxy_alias() { asm volatile("fence.proxy.alias;" ::: "memory"); }
+
 }  // namespace interlace::ptx

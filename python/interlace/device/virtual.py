@@ -71,8 +71,7 @@ class VirtualRanks:
         self.streams = tuple(torch.cuda.Stream(device) for _ in range(world_size)) if on_gpu else ()
 
     def _of(self, rank: int) -> Workspace:
-        page = self._pages[rank]
-        return replace(self.workspace, rank=rank, pages=(page.address,), host_pages=(page,))
+        return replace(self.workspace, rank=rank, host_pages=(self._pages[rank],))
 
     @contextmanager
     def ranks(self) -> Iterator[Iterator[Workspace]]:

@@ -94,8 +94,8 @@ class HostPage:
 class Workspace:
     """The memory of one group on one stream, as this rank's launches see it. Addresses are numbers, sizes bytes.
 
-    segments: every rank's segment, at addresses of this device. pages: host pages of the ranks a launch plays, which
-    begin with `rank`. multicast: address through which a store reaches every segment, 0 where there is none.
+    segments: every rank's segment, at addresses of this device. pages: the host page of this rank, or those of all
+    ranks when they are virtual ranks on one device. multicast: address through which a store reaches every segment, 0 where there is none.
     timeout: seconds of one wait.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -12,7 +12,8 @@ import torch.distributed as dist
 import interlace
 from interlace import functional
 from interlace._native import _C
-from interlace.bench.trace import LANES, Span, chrome, lane_seconds, native_spans, record, write
+from interlace.bench.row import Report
+from interlace.bench.trace import LANES, Span, lane_seconds, native_spans, record, spans_of, text_of
 from tests.distributed import run_distributed
 
 ROWS, INNER, COLUMNS = 320, 96, 256
@@ -106,17 +107,22 @@ def test_a_trace_that_overflows_says_so_and_the_next_one_starts_afresh():
     assert run_distributed(2, full) == ["0", "0"]
 
 
-def test_chrome_json_has_a_process_a_rank_and_a_thread_a_lane(tmp_path: Path):
+def test_chrome_json_has_a_process_a_rank_and_a_thread_a_lane():
     """Catches lanes that two ranks share, times in another unit, and a file that does not parse."""
     spans = [
         Span(0, "compute", "product", 1_000, 3_000, "gemm_all_reduce", 7, 2, 1, variant="fused"),
         Span(1, "wait", "wait", 2_000, 2_500, "gemm_all_reduce", 7, 1, 0, variant="fused"),
         Span(1, "compute", "aten::linear", 9_000, 9_500, "aten::linear", variant="gloo"),
     ]
-    write(tmp_path / "trace.json", spans, {"commit": "abc"})
-    content = json.loads((tmp_path / "trace.json").read_text())
-    assert content == {**chrome(spans, {"commit": "abc"}), "spans": content["spans"]}
-    assert [Span(**span) for span in content["spans"]] == spans
+    report = Report("gemm", commit="abc", timeline={"case": "one", "spans": [asdict(span) for span in spans]})
+    content = json.loads(text_of([report]))
+    assert content["otherData"]["commit"] == "abc"
+    assert content["otherData"]["cases"] == {"gemm": "one"}
+    assert spans_of(content) == spans
+    assert {s.variant for s in spans_of(json.loads(text_of([report, Report("model")])))} == {
+        "gemm: fused",
+        "gemm: gloo",
+    }
     events = [e for e in content["traceEvents"] if e["ph"] == "X"]
     assert [(e["ts"], e["dur"]) for e in events] == [(0.0, 2.0), (1.0, 0.5), (8.0, 0.5)]
     assert len({(e["pid"], e["tid"]) for e in events}) == 3
@@ -124,6 +130,7 @@ def test_chrome_json_has_a_process_a_rank_and_a_thread_a_lane(tmp_path: Path):
     named = {e["args"]["name"] for e in content["traceEvents"] if e["name"] == "process_name"}
     assert {"fused: rank 0", "fused: rank 1", "gloo: rank 1"} <= named
     assert all(e["tid"] == LANES.index(e["cat"]) for e in events)
+    assert json.loads(text_of([Report("model")]))["traceEvents"] == []
 
 
 def test_overlapping_spans_of_a_lane_count_once():

@@ -122,6 +122,10 @@ def write(reports: Sequence[Report], settings: Mapping[str, object]) -> None:
         from .plot import png
 
         replace_file(str(settings["plot"]), png(reports))
+    if settings.get("trace"):
+        from .trace import text_of
+
+        replace_file(str(settings["trace"]), text_of(reports))
     if settings.get("html"):
         from .html import page
 

@@ -102,7 +102,11 @@ _FIELDS = frozenset(f.name for f in fields(Row))
 
 @dataclass
 class Report:
-    """What a subcommand leaves: its rows and all they depend on. `partial`: it was interrupted."""
+    """What a subcommand leaves: its rows and all they depend on. `partial`: it was interrupted.
+
+    timeline: {"case", "spans"} of one case, see `bench.trace`; its file is its own,
+    not the JSON of results.
+    """
 
     benchmark: str
     command: str = ""
@@ -114,6 +118,7 @@ class Report:
     wrong: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     partial: bool = False
+    timeline: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
 
     def head(self) -> dict[str, Any]:
@@ -123,6 +128,7 @@ class Report:
     def to_json(self) -> str:
         """The text of a result file; NaN and infinity, which JSON has not, are refused with ValueError."""
         content = {**self.head(), "rows": [asdict(row) for row in self.rows]}
+        del content["timeline"]
         return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
     @classmethod

@@ -22,10 +22,12 @@ from .output import Column
 from .paired import fitting_iterations, measure
 from .peers import Peer, find_peers, said
 from .processes import CTRL_C
+from .roof import measure_roof
 from .row import Report, Row
 from .screen import Screen
 from .summary import Timings
 from .topology import peer_read_bandwidth
+from .trace import Timeline
 from .verdict import LIMIT, difference
 
 __all__ = ["Case", "Session"]
@@ -73,11 +75,15 @@ class Session:
         self.report = Report(title, str(settings.get("command", "")))
         self.screen = Screen(columns, settings, self.rank)
         self._wrong = 0
+        wanted = settings.get("trace") or settings.get("html")
+        self.timeline = Timeline(self.group.name) if wanted and self.device.type == "cpu" else None
         self._begin()
 
     def _begin(self) -> None:
         machine = describe(len(self.placement.cores), peer_read_bandwidth(self.barrier))
         self.report.machine = machine | {"ranks": self.world_size, "placement": str(self.placement)}
+        if self.settings.get("html") or self.settings.get("plot") or self.settings.get("out"):
+            self.report.machine["roof"] = measure_roof(self.settings.get("dtype"), self.barrier, self.device)
         self.report.commit = machine["commit"]  # type: ignore[assignment]
         self.report.versions = versions()
         self.report.harness = {
@@ -173,6 +179,8 @@ class Session:
             slow = {name: self._late(call, microseconds) for name, call in variants.items() if meets(name)}
             self.add(self.row(self.time(slow, budget), **about, straggler_us=microseconds))
         self._wrong = 0
+        if self.timeline is not None:
+            self.timeline.offer(variants, row)
         return row
 
     def _late(self, call: Callable[[], object], microseconds: float) -> Callable[[], object]:
@@ -246,6 +254,7 @@ class Session:
         if not self.report.rows:
             self.warn("no case was left to measure")
         self.screen.closing(self.report)
+        self.report.timeline = self.timeline.entry() if self.timeline is not None else {}
         self.journal.head(partial=False)
         return 1 if self.report.wrong else 0
 

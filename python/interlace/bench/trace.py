@@ -13,17 +13,28 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from os import PathLike
-from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from .._native import _C
+from ..functional import all_reduce
 from .peak import quiet
+from .row import Report, Row
 
-__all__ = ["LANES", "Span", "chrome", "lane_seconds", "native_spans", "record", "write"]
+__all__ = [
+    "LANES",
+    "Span",
+    "Timeline",
+    "chrome",
+    "lane_seconds",
+    "native_spans",
+    "record",
+    "spans_of",
+    "text_of",
+]
 
 LANES = ("call", "compute", "publish", "wait", "reduce")
 _LANE_OF = {
@@ -36,6 +47,9 @@ _LANE_OF = {
     "pull": "reduce",
 }
 _CAPACITY = 1 << 16  # events of one rank, 40 bytes each: a step of a small model
+_TURNS = 3
+_SHOWN = 6000  # spans of all ranks that a page can hold
+_LONGEST_US = 1e6
 # ops whose time is that of ops inside them, or of the native record
 _OPENED = ("interlace::", "c10d::", "autograd::", "torch::", "Optimizer.", "ProfilerStep", "##", "nn.Module:")
 _WAITS = ("gloo:", "mpi:", "nccl:", "c10d::")
@@ -70,53 +84,106 @@ def native_spans(group_name: str, rank: int, capacity: int = _CAPACITY) -> Itera
 
     Raises ValueError when there were more than `capacity` events, KeyError for a group without shared memory.
     """
+    with _native(group_name, rank, capacity) as (spans, dropped):
+        yield spans
+    _complain(sum(dropped))
+
+
+@contextmanager
+def _native(group_name: str, rank: int, capacity: int = _CAPACITY) -> Iterator[tuple[list[Span], list[int]]]:
+    """The spans, and how many more there were."""
     spans: list[Span] = []
+    lost: list[int] = []
     _C.start_trace(group_name, capacity)
     try:
-        yield spans
+        yield spans, lost
     finally:
         events, dropped = _C.stop_trace(group_name)
+        lost.append(dropped)
+        spans += [
+            Span(rank, _LANE_OF[work], work, begin, end, op, epoch, part, peer, thread)
+            for begin, end, op, work, epoch, part, peer, thread in events
+        ]
+
+
+def _complain(dropped: int) -> None:
     if dropped:
-        raise ValueError(
-            f"trace: {dropped} of {dropped + capacity} events did not fit; record fewer calls at a time"
-        )
-    spans += [
-        Span(rank, _LANE_OF[work], work, begin, end, op, epoch, part, peer, thread)
-        for begin, end, op, work, epoch, part, peer, thread in events
-    ]
+        raise ValueError(f"trace: {dropped} events of the calls did not fit; record fewer calls at a time")
 
 
 def record(call: Callable[[], object], group_name: str, variant: str = "") -> list[Span]:
-    """Spans of one call on all ranks, in the order of their begin. Collective; the call is run twice before.
+    """Spans of one call on all ranks, in the order of their begin: the shortest of three. Collective.
 
-    group_name: the group whose ops are recorded; without shared memory torch's ops alone are.
+    group_name: the group whose ops are recorded; without shared memory torch's ops alone are. The call is run once
+    before. Without a process group this process is recorded. ValueError, on all ranks, when a call has more pieces
+    than there is room for.
     """
+    call()
+    turns = [_recorded(call, group_name, variant) for _ in range(_TURNS)]
+    return min(turns, key=_length)
+
+
+def _length(spans: Sequence[Span]) -> int:
+    return max(s.end_ns for s in spans) - spans[0].begin_ns if spans else 0
+
+
+def _recorded(call: Callable[[], object], group_name: str, variant: str) -> list[Span]:
     rank = dist.get_rank() if dist.is_initialized() else 0
-    for _ in range(2):
-        call()
     if dist.is_initialized():
         dist.barrier()
+    lost = [0]
     with quiet(), profile(activities=[ProfilerActivity.CPU]) as recorded:
         offset = time.time_ns() - time.monotonic_ns()  # the profiler has the time of day
         if group_name in _C.group_names():
-            with native_spans(group_name, rank) as spans:
+            all_reduce(torch.zeros(1), group=group_name)  # gloo's barrier lets ranks go 100 us apart
+            with _native(group_name, rank) as (spans, lost):
+                since = time.monotonic_ns()
                 call()
         else:
-            spans = []
+            spans, since = [], time.monotonic_ns()
             call()
-    spans += _torch_spans(recorded.profiler.kineto_results.events(), rank, offset)  # type: ignore[union-attr]
-    return sorted(
-        (replace(span, variant=variant) for part in _all_ranks(spans) for span in part),
-        key=lambda span: span.begin_ns,
-    )
+    found = _torch_spans(recorded.profiler.kineto_results.events(), rank, offset)  # type: ignore[union-attr]
+    spans += [span for span in found if span.begin_ns >= since]
+    parts = _all_ranks(([replace(span, variant=variant) for span in spans], sum(lost)))
+    _complain(sum(dropped for _, dropped in parts))
+    return sorted((span for part, _ in parts for span in part), key=lambda span: span.begin_ns)
 
 
-def _all_ranks(spans: list[Span]) -> list[list[Span]]:
+def _all_ranks(mine: tuple[list[Span], int]) -> list[tuple[list[Span], int]]:
     if not dist.is_initialized():
-        return [spans]
-    parts: list[list[Span] | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(parts, spans)
+        return [mine]
+    parts: list[tuple[list[Span], int] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, mine)
     return [part for part in parts if part is not None]
+
+
+class Timeline:
+    """Of all cases of a run that with the most pieces a page can hold: its baseline, and the fused way."""
+
+    def __init__(self, group_name: str) -> None:
+        self.group_name, self.case = group_name, ""
+        self.spans: list[Span] = []
+
+    def offer(self, variants: Mapping[str, Callable[[], object]], row: Row) -> None:
+        """Record the case of `row`, and keep it if it has more to show than what is kept. Collective."""
+        if not 0.0 < (row.fused_us or 0.0) < _LONGEST_US:
+            return
+        titles = {"baseline": row.baseline or "baseline", "fused": "interlace"}
+        spans: list[Span] = []
+        for name, title in titles.items():
+            if name in variants:
+                spans += record(variants[name], self.group_name, title)
+        if len(self.spans) < len(spans) <= _SHOWN:
+            self.spans, self.case = spans, row.name
+
+    def entry(self) -> dict[str, Any]:
+        """What a report keeps: {} of nothing, else the case and its spans."""
+        return {"case": self.case, "spans": [asdict(span) for span in self.spans]} if self.spans else {}
+
+
+def spans_of(timeline: Mapping[str, Any]) -> list[Span]:
+    """The spans of an entry."""
+    return [Span(**span) for span in timeline.get("spans", [])]
 
 
 def _torch_spans(events: Iterable[Any], rank: int, offset: int) -> list[Span]:
@@ -192,9 +259,19 @@ def chrome(spans: Sequence[Span], facts: Mapping[str, object] | None = None) -> 
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": dict(facts or {})}
 
 
-def write(
-    path: str | PathLike[str], spans: Sequence[Span], facts: Mapping[str, object] | None = None
-) -> None:
-    """Write Chrome's JSON; the spans themselves go along, so that a page can be drawn from the file."""
-    content = chrome(spans, facts) | {"spans": [asdict(span) for span in spans]}
-    Path(path).write_text(json.dumps(content) + "\n", encoding="utf-8")
+def text_of(reports: Sequence[Report]) -> str:
+    """Chrome's JSON of the timelines of all reports; the spans go along, so that a page can be drawn from the file."""
+    spans: list[Span] = []
+    for report in reports:
+        named = f"{report.benchmark}: " if len(reports) > 1 else ""
+        spans += [replace(span, variant=named + span.variant) for span in spans_of(report.timeline)]
+    first = reports[0]
+    facts = {
+        "machine": first.machine,
+        "versions": first.versions,
+        "commit": first.commit,
+        "command": first.command,
+    }
+    cases = {report.benchmark: report.timeline.get("case", "") for report in reports}
+    content = chrome(spans, {**facts, "cases": cases}) | {"spans": [asdict(span) for span in spans]}
+    return json.dumps(content) + "\n"

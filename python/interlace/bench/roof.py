@@ -1,0 +1,53 @@
+"""The roof of this machine: how fast a rank multiplies and moves memory while all ranks do the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+__all__ = ["measure_roof"]
+
+SIZE = 1024  # of a square product: 2 GFLOP
+COPIED_BYTES = 64 << 20  # beyond the caches of a core
+TURNS = 5
+
+
+def measure_roof(
+    dtypes: Any, barrier: Callable[[], None], device: torch.device | str = "cpu"
+) -> dict[str, Any]:
+    """peak_tflops by name of dtype, and memory_gb_s (read and written), per rank; best of five. Collective.
+
+    dtypes: names, or None for float32. All ranks work at the same time, as they do in what is measured.
+    """
+    peak = {}
+    for name in dtypes or ("float32",):
+        x = torch.ones(SIZE, SIZE, dtype=getattr(torch, str(name)), device=device)
+        peak[str(name)] = 2.0 * SIZE**3 / _best(lambda x=x: F.linear(x, x), barrier, device) / 1e12
+    source = torch.ones(COPIED_BYTES // 4, device=device)
+    target = torch.empty_like(source)
+    copied = 2.0 * COPIED_BYTES / _best(lambda: target.copy_(source), barrier, device) / 1e9
+    return {"peak_tflops": peak, "memory_gb_s": copied}
+
+
+def _best(call: Callable[[], object], barrier: Callable[[], None], device: torch.device | str) -> float:
+    """Seconds of the slowest rank, least of the turns."""
+    call()
+    seconds = []
+    for _ in range(TURNS):
+        barrier()
+        begin = time.perf_counter()
+        call()
+        if torch.device(device).type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    slowest = torch.tensor(seconds, dtype=torch.float64)
+    if dist.is_initialized():
+        gathered = [torch.empty_like(slowest) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, slowest)
+        slowest = torch.stack(gathered).max(0).values
+    return float(slowest.min())

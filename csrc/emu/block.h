@@ -205,7 +205,7 @@ class Block {
     Context& from = previous == kScheduler ? scheduler_ : fiber_[previous].context;
     from.switch_to(target == kScheduler ? scheduler_ : fiber_[target].context);
   }
-  INTERLACE_EMU_HIDDEN bool ready(const Fiber& fiber) const {
+  INTERLACE_EMU_HIDDEN_INLINE bool ready(const Fiber& fiber) const {
     switch (fiber.waiting) {
       case Waiting::kNothing:
       case Waiting::kSignal: return !fiber.done;

@@ -19,10 +19,10 @@ struct TensorMap {
   int32_t box_columns, box_rows;
   int32_t swizzle_bytes;
 
-  INTERLACE_EMU_HIDDEN uint32_t box_row_bytes() const {
+  INTERLACE_EMU_HIDDEN_INLINE uint32_t box_row_bytes() const {
     return static_cast<uint32_t>(box_columns * element_bytes);
   }
-  INTERLACE_EMU_HIDDEN uint32_t box_bytes() const {
+  INTERLACE_EMU_HIDDEN_INLINE uint32_t box_bytes() const {
     return box_row_bytes() * static_cast<uint32_t>(box_rows);
   }
 };

@@ -22,7 +22,7 @@ struct Barrier {
   char tag[2];  // by parity of the phase: what ThreadSanitizer hangs the order on
 
   // As the instruction asks: a waiter knows the parity only.
-  INTERLACE_EMU_HIDDEN bool passed(uint32_t parity) const { return (phase & 1) != (parity & 1); }
+  INTERLACE_EMU_HIDDEN_INLINE bool passed(uint32_t parity) const { return (phase & 1) != (parity & 1); }
 };
 
 class Barriers {

@@ -40,18 +40,18 @@ struct Operand {
     return operand;
   }
 
-  INTERLACE_EMU_HIDDEN uint32_t swizzled(uint32_t address) const {
+  INTERLACE_EMU_HIDDEN_INLINE uint32_t swizzled(uint32_t address) const {
     constexpr uint32_t kMask[4] = {0, 7, 3, 1};
     return address ^ ((address / 128 & kMask[swizzle]) * 16);
   }
   // 16 bytes of row `row`: the first or second half of its 32 bytes along K.
-  INTERLACE_EMU_HIDDEN uint32_t along_depth(uint32_t row, uint32_t half) const {
+  INTERLACE_EMU_HIDDEN_INLINE uint32_t along_depth(uint32_t row, uint32_t half) const {
     constexpr uint32_t kRowBytes[4] = {16, 128, 64, 32};
     const uint32_t across = swizzle == 0 ? leading : 16;
     return swizzled(start + row / 8 * stride + row % 8 * kRowBytes[swizzle] + half * across);
   }
   // 16 bytes of depth k, transposed: rows 8 * piece to 8 * piece + 7.
-  INTERLACE_EMU_HIDDEN uint32_t along_rows(uint32_t k, uint32_t piece) const {
+  INTERLACE_EMU_HIDDEN_INLINE uint32_t along_rows(uint32_t k, uint32_t piece) const {
     return swizzled(start + piece / 8 * leading + piece % 8 * 16 + k % 8 * 128 + k / 8 * stride);
   }
 };
@@ -61,7 +61,7 @@ class ElementReader {
  public:
   ElementReader() : half_(float16_table()), eighth_(e4m3_table()) {}
 
-  INTERLACE_EMU_HIDDEN int read(const char* from, Element element, float* to) const {
+  INTERLACE_EMU_HIDDEN_INLINE int read(const char* from, Element element, float* to) const {
     if (element == Element::kE4m3) {
       for (int i = 0; i < 16; ++i) to[i] = eighth_[static_cast<uint8_t>(from[i])];
       return 16;

@@ -39,7 +39,7 @@ struct Rendezvous {
     ++generation;
   }
 
-  INTERLACE_EMU_HIDDEN bool over(uint64_t meeting) const { return generation != meeting; }
+  INTERLACE_EMU_HIDDEN_INLINE bool over(uint64_t meeting) const { return generation != meeting; }
 
   // After `over`: returns the conjunction of all values.
   INTERLACE_EMU_HIDDEN bool leave(uint64_t meeting, Ordering ordering) {

@@ -30,6 +30,8 @@ void __tsan_write_range(void* address, unsigned long bytes);
 // The emulator's own state is shared by all fibers of a block without any order that ThreadSanitizer could see.
 // Functions that touch it carry this mark, and keep to plain arrays: a call of an instrumented function would report.
 #define INTERLACE_EMU_HIDDEN __attribute__((no_sanitize_thread, noinline))
+// The same for small functions that hidden ones call in loops.
+#define INTERLACE_EMU_HIDDEN_INLINE __attribute__((no_sanitize_thread, always_inline)) inline
 
 namespace interlace::emu {
 

@@ -33,7 +33,7 @@ class SharedMemory {
     std::memset(start_, kPoison, bytes);
   }
 
-  INTERLACE_EMU_HIDDEN char* start() const { return start_; }
+  INTERLACE_EMU_HIDDEN_INLINE char* start() const { return start_; }
   INTERLACE_EMU_HIDDEN uint32_t address_of(const void* pointer) const {
     const auto* byte = static_cast<const char*>(pointer);
     if (byte < start_ || byte >= start_ + bytes_) {
@@ -41,8 +41,8 @@ class SharedMemory {
     }
     return kFirstAddress + static_cast<uint32_t>(byte - start_);
   }
-  INTERLACE_EMU_HIDDEN char* at(uint32_t address, uint32_t bytes, uint32_t alignment,
-                                const char* what) const {
+  INTERLACE_EMU_HIDDEN_INLINE char* at(uint32_t address, uint32_t bytes, uint32_t alignment,
+                                       const char* what) const {
     if (address < kFirstAddress || address - kFirstAddress > bytes_ ||
         bytes_ - (address - kFirstAddress) < bytes) {
       misuse("%s: %u bytes at shared address %u; the block has addresses %u..%u", what, bytes, address,

@@ -43,7 +43,7 @@ INTERLACE_EMU_HIDDEN inline void load_matrices(const SharedMemory& shared, const
 }
 
 // One element of two, the lower or the upper half, as fp32.
-INTERLACE_EMU_HIDDEN inline float half_of_register(uint32_t bits, uint32_t upper, Element element,
+INTERLACE_EMU_HIDDEN_INLINE float half_of_register(uint32_t bits, uint32_t upper, Element element,
                                                    const float* float16) {
   const uint32_t half = upper != 0 ? bits >> 16 : bits & 0xffff;
   return element == Element::kF16 ? float16[half] : __builtin_bit_cast(float, half << 16);

@@ -108,3 +108,27 @@ def attention(ranks: int, rank: int | None, **settings: Any) -> None:
 def everything(ranks: int, rank: int | None, **settings: Any) -> None:
     """All subcommands on one start of the ranks; with --quick less than a minute."""
     measure("all", ranks, rank, settings, mpi=True)
+
+
+@bench.command()
+@click.argument("before", type=click.Path(exists=True))
+@click.argument("after", type=click.Path(exists=True))
+@click.option("--threshold", metavar="PERCENT", default=5.0, show_default=True, type=click.FloatRange(0))
+@click.option("--metric", default="time", show_default=True, type=click.Choice(["time", "speedup"]))
+@click.option("--all", "everything", is_flag=True, help="Print rows that did not change, too.")
+def compare(before: str, after: str, threshold: float, metric: str, everything: bool) -> None:
+    """Ratios of two results (files or folders of --json); exit status 1 when a row is slower or wrong.
+
+    A row counts as slower when it takes more than --threshold longer, and longer by more than twice the noise, which
+    is taken from the spread of both rows' samples. --metric speedup compares the ratio to the baseline instead, which
+    carries over between machines.
+    """
+    from .compare import compare as compare_reports
+    from .compare import read_reports
+    from .difference import lines
+
+    found = compare_reports(read_reports(before), read_reports(after), metric)
+    for text in lines(found, threshold / 100, everything):
+        click.echo(text)
+    if found.failed(threshold / 100):
+        raise SystemExit(1)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,25 +46,30 @@ def load() -> tuple[Reduce | None, str]:
     return all_reduce, ""
 
 
-def _built() -> tuple[object, str | None]:
+def _built() -> tuple[Any, str | None]:
     """The first rank builds, the others find it built."""
     module, reason = None, None
-    for turn in range(2):
-        if (dist.get_rank() == 0) == (turn == 0):
-            try:
-                from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
-
-                module = ShareMemCommBuilder().load(verbose=False)
-                level = module.vector_kernel_level() if hasattr(module, "vector_kernel_level") else 2
-                reason = None if level >= 2 else "its kernels need AVX-512"
-            except (
-                Exception
-            ) as error:  # whatever its builder or the compiler raises is the reason it is absent
-                reason = (
-                    f"does not build: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-                )
-        dist.barrier()
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # it warns that a machine without a GPU has no GPU
+    try:
+        for turn in range(2):
+            if (dist.get_rank() == 0) == (turn == 0):
+                module, reason = _build()
+            dist.barrier()
+    finally:
+        logging.disable(disabled)
     return module, reason
+
+
+def _build() -> tuple[Any, str | None]:
+    try:
+        from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+
+        module: Any = ShareMemCommBuilder().load(verbose=False)
+        level = module.vector_kernel_level() if hasattr(module, "vector_kernel_level") else 2
+        return module, None if level >= 2 else "its kernels need AVX-512"
+    except Exception as error:  # whatever its builder or the compiler raises is the reason it is absent
+        return None, f"does not build: {(str(error) or type(error).__name__).splitlines()[0]}"
 
 
 def _tell(values: dict[str, object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -49,6 +50,9 @@ def join(place: Mapping[str, Any] | None = None) -> None:
 
 
 def leave() -> None:
-    """Destroy the process group; left to the interpreter's exit, gloo's threads abort the process."""
+    """Destroy the process group; left to the interpreter's exit, gloo's threads abort the process. Ends MPI as well."""
     if dist.is_initialized():
         dist.destroy_process_group()
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .row import Report, Row
+from .row import Report, Row, rounded
 
 __all__ = ["Journal", "read_journals"]
 
@@ -27,7 +27,7 @@ class Journal:
 
     def row(self, row: Row) -> None:
         """One more row."""
-        self._write({"row": asdict(row)})
+        self._write({"row": rounded(asdict(row))})
 
     def head(self, *, partial: bool = True) -> None:
         """What the report says beside its rows, as it is now."""

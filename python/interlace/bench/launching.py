@@ -47,7 +47,8 @@ def on_ranks(
         settings = {"command": command_line(), **settings, "journal": folder}
         if rank is None:
             mpiexec, reason = find_mpiexec() if mpi and settings.get("peers") else (None, "not asked for")
-            settings |= {"mpiexec": mpiexec, "no_mpi": reason}
+            stream = sys.stderr if settings.get("json") == "-" else sys.stdout
+            settings |= {"mpiexec": mpiexec, "no_mpi": reason, "terminal": stream.isatty()}
             status = launch(f"{target}:{run.__name__}", settings, ranks, mpiexec=mpiexec)
         else:
             status = _joined(run, settings)

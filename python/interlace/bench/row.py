@@ -18,7 +18,7 @@ class Row:
     """One op at one size. Times are microseconds, medians, of the slowest rank; None is "not measured" or "has none".
 
     Which one it is: op to straggler_us (`key`). baseline, peer: names of what the next figures belong to. speedup =
-    baseline_p20_us / fused_us, peer_speedup likewise. exposed_us = fused - compute, overlap_efficiency = 1 -
+    baseline_p20_us / p20_us, peer_speedup likewise. exposed_us = fused - compute, overlap_efficiency = 1 -
     exposed / collective, engine_ratio = compute / the library's product, communication_ratio = fused / compute,
     x_floor = fused / the least it could take. tflops: of one rank. algbw_gbps, busbw_gbps: as nccl-tests. extra:
     whatever one benchmark has beyond.
@@ -127,9 +127,10 @@ class Report:
 
     def to_json(self) -> str:
         """The text of a result file; NaN and infinity, which JSON has not, are refused with ValueError."""
-        content = {**self.head(), "rows": [asdict(row) for row in self.rows]}
-        del content["timeline"]
-        return json.dumps(content, indent=1, allow_nan=False) + "\n"
+        content = {name: value for name, value in self.head().items() if name != "timeline"}
+        head = json.dumps(content, indent=1, allow_nan=False).removesuffix("\n}")
+        rows = ",\n  ".join(json.dumps(rounded(asdict(row)), allow_nan=False) for row in self.rows)
+        return f'{head},\n "rows": [\n  {rows}\n ]\n}}\n'
 
     @classmethod
     def of(cls, head: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], origin: str) -> Report:
@@ -143,6 +144,15 @@ class Report:
         found = cls(**{name: value for name, value in head.items() if name in known})
         found.rows = [Row(**{n: v for n, v in row.items() if n in _FIELDS}) for row in rows]
         return found
+
+
+def rounded(value: Any) -> Any:
+    """Floats to six digits, as far as any clock goes; containers likewise."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {name: rounded(part) for name, part in value.items()}
+    return [rounded(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def read_report(path: str | Path) -> Report:

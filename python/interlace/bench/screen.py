@@ -23,7 +23,11 @@ class Screen:
         self.columns, self._speaking = columns, rank == 0
         self._markdown = bool(settings.get("markdown"))
         stream = sys.stderr if settings.get("json") == "-" else sys.stdout
-        self._console = Console(file=stream, highlight=False, soft_wrap=True)
+        # MPI gives its ranks a terminal of their own: whoever started them knows whether somebody looks
+        seen = settings.get("terminal")
+        self._console = Console(
+            file=stream, highlight=False, soft_wrap=True, force_terminal=None if seen is None else bool(seen)
+        )
 
     def say(self, text: str) -> None:
         """A line, above the bar where there is one."""

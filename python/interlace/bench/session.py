@@ -215,6 +215,8 @@ class Session:
         if bus:
             found["algbw_gbps"] = bandwidth(identity["bytes"], took)
             found["busbw_gbps"] = found["algbw_gbps"] * bus_factor(bus, self.world_size)
+        if found["kept"] < found["taken"] / 2:
+            found["note"] = f"busy machine: {found['kept']} of {found['taken']} undisturbed"
         return Row(**{"world_size": self.world_size, **found, **identity})
 
     def add(self, row: Row) -> None:
@@ -253,6 +255,9 @@ class Session:
         """The report is whole; 1 when anything was wrong, on every rank."""
         if not self.report.rows:
             self.warn("no case was left to measure")
+        times = [row.fused_us for row in self.report.rows if row.fused_us]
+        if times:
+            self.report.harness["largest_share"] = self.report.harness["residual_us"] / min(times)
         self.screen.closing(self.report)
         self.report.timeline = self.timeline.entry() if self.timeline is not None else {}
         self.journal.head(partial=False)

@@ -132,4 +132,7 @@ inline void multimem_st_v4(void* multicast, const Vector16& value) {
   for (char* peer : memory.peers) st_v4_b32(peer + offset, value);
 }
 
+// Both addresses are the same memory here, and accesses to it are ordered like any others.
+inline void fence_proxy_alias() {}
+
 }  // namespace interlace::ptx

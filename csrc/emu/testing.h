@@ -1,6 +1,8 @@
 // What the emulator's test programs share: a group of emulated ranks, checks that say what they saw, options.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -23,6 +25,11 @@ inline void require(bool condition, const std::string& text) {
 inline void require_finished(World& world) {
   if (world.stuck()) require(false, "nobody moves any more:\n" + world.dump());
 }
+
+struct Unmap {
+  size_t bytes;
+  void operator()(char* memory) const { munmap(memory, bytes); }
+};
 
 // Segments and host pages of a whole group, as a provider would set them up. `first_epoch` is the epoch before the
 // first launch: near 2^32 it makes the counters wrap.
@@ -50,6 +57,16 @@ class EmulatedGroup {
     }
   }
 
+  // Give the group a multicast address, before its ranks start. Nothing lies there: only multimem instructions may use it.
+  void bind_multicast(World& world) {
+    const size_t bytes = segment_bytes(group_.half_bytes);
+    void* const address = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    require(address != MAP_FAILED, "no address space for multicast");
+    multicast_ = {static_cast<char*>(address), Unmap{bytes}};
+    group_.multicast = multicast_.get();
+    world.bind_multicast(group_.multicast, bytes, {group_.segments, group_.segments + group_.world_size});
+  }
+
   SymmetricGroup as_seen_by(int rank) const {
     SymmetricGroup group = group_;
     group.first_rank = rank;
@@ -63,6 +80,7 @@ class EmulatedGroup {
   SymmetricGroup group_{};
   std::vector<HostPage> pages_;
   std::vector<std::unique_ptr<char, Free>> segments_;
+  std::unique_ptr<char, Unmap> multicast_{nullptr, Unmap{0}};
 };
 
 // `program [seeds]`: how many seeds each case runs with.

@@ -25,19 +25,23 @@ gemm_reduce_kernel(INTERLACE_PARAMETER SymmetricGroup group, INTERLACE_PARAMETER
 
   const Entry entry = enter_epoch(group, op);
   if (entry.open) {
+    // in shared memory: consumers of large tiles have no register to keep it in
+    INTERLACE_SHARED uint32_t epoch;
+    if (thread == 0) epoch = entry.epoch;
+    ptx::barrier_sync();
     if (block == 0) {
-      refresh_all(group, entry.epoch, [&](int owner) { return schedule.signals(schedule.rank, owner); });
+      refresh_all(group, epoch, [&](int owner) { return schedule.signals(schedule.rank, owner); });
       // an owner without rows gets no tile, but it must hear from everybody
       if (thread < group.world_size && schedule.row_blocks_of(schedule.scatter ? thread : 0) == 0)
-        signal_tile(group, thread, 0, entry.epoch);
+        signal_tile(group, thread, 0, epoch);
     }
     if (block >= comm_blocks) {
-      ScatterHooks<Mainloop> hooks(group, arguments, reduce, entry.epoch);
+      ScatterHooks<Mainloop> hooks(group, arguments, reduce, epoch);
       Mainloop::run(maps, arguments, hooks, block - comm_blocks, ptx::nctaid_x() - comm_blocks, shared);
     }
-    const Reducer<Out, Mainloop::kSwitch> reducer(group, arguments, reduce, op, entry.epoch);
+    const Reducer<Out, Mainloop::kSwitch> reducer(group, arguments, reduce, op, epoch);
     if (reducer.reduce_units() && !schedule.scatter) reducer.copy_units();
-    if (block == 0) hear_from_peers(group, op, entry.epoch);
+    if (block == 0) hear_from_peers(group, op, epoch);
   }
   leave_epoch(group, entry.epoch);
 }

@@ -24,22 +24,29 @@ INTERLACE_DEVICE float sum_over_block(float value, float* partial) {
   return sum;
 }
 
-// One pack of a row, summed over the slots in rank order. All loads come before the first sum.
+constexpr int kSlotsTogether =
+    4;  // loads of a thread before its first sum: 24 KiB of a block are on their way
+
+// One pack of a row, summed over the slots in rank order.
 template <class Wire>
-INTERLACE_DEVICE void sum_slots(const char* first, int64_t slot_bytes, int world_size, float* sum) {
-  Pack<Wire> shown[kMaxRanks];
+INTERLACE_DEVICE void sum_slots(const char* slot, int64_t slot_bytes, int world_size, float* sum) {
   INTERLACE_UNROLL
-  for (int rank = 0; rank < kMaxRanks; ++rank) {
-    if (rank < world_size) shown[rank] = *reinterpret_cast<const Pack<Wire>*>(first + rank * slot_bytes);
-  }
-  INTERLACE_UNROLL
-  for (int i = 0; i < Pack<Wire>::kElements; ++i) sum[i] = to_float(shown[0].elements[i]);
-  INTERLACE_UNROLL
-  for (int rank = 1; rank < kMaxRanks; ++rank) {
+  for (int i = 0; i < Pack<Wire>::kElements; ++i) sum[i] = 0;
+  INTERLACE_ROLLED
+  for (int first = 0; first < world_size; first += kSlotsTogether) {
+    Pack<Wire> shown[kSlotsTogether];
     INTERLACE_UNROLL
-    for (int i = 0; i < Pack<Wire>::kElements; ++i) {
-      if (rank < world_size) sum[i] += to_float(shown[rank].elements[i]);
+    for (int i = 0; i < kSlotsTogether; ++i) {
+      if (first + i < world_size) shown[i] = *reinterpret_cast<const Pack<Wire>*>(slot + i * slot_bytes);
     }
+    INTERLACE_UNROLL
+    for (int i = 0; i < kSlotsTogether; ++i) {
+      INTERLACE_UNROLL
+      for (int element = 0; element < Pack<Wire>::kElements; ++element) {
+        if (first + i < world_size) sum[element] += to_float(shown[i].elements[element]);
+      }
+    }
+    slot += kSlotsTogether * slot_bytes;
   }
 }
 
@@ -52,7 +59,7 @@ template <class Out, bool kSwitch> struct Reducer {
   const GemmArguments& arguments;
   const ReduceArguments& reduce;
   Op op;
-  uint32_t epoch;
+  const uint32_t& epoch;  // in shared memory
   int64_t columns;
   uint32_t packs;  // of a row
   WireFormat<Out> wire;
@@ -60,7 +67,7 @@ template <class Out, bool kSwitch> struct Reducer {
   int64_t reduced_offset;  // of the finished sums in a half
 
   INTERLACE_DEVICE Reducer(const SymmetricGroup& of, const GemmArguments& product, const ReduceArguments& sum,
-                           Op running, uint32_t now)
+                           Op running, const uint32_t& now)
       : group(of),
         arguments(product),
         reduce(sum),
@@ -124,6 +131,7 @@ template <class Out, bool kSwitch> struct Reducer {
     if constexpr (kSwitch) {
       if (reduce.multicast) return store_by_switch(reduced(half_of_all(), row, pack), rounded);
     }
+    INTERLACE_ROLLED
     for (int step = 1; step < group.world_size; ++step) {
       const int peer = source_at(reduce.schedule.rank, step, group.world_size);
       *reduced(half_of(group, peer, epoch), row, pack) = rounded;
@@ -137,10 +145,15 @@ template <class Out, bool kSwitch> struct Reducer {
     return static_cast<Out*>(reduce.normalised) + row * reduce.normalised_stride;
   }
 
+  INTERLACE_DEVICE static float* partial_sums(uint32_t buffer) {
+    INTERLACE_SHARED float partial[2][kMaxWarps];
+    return partial[buffer];
+  }
   // All threads: the rows of a unit to out, and normalised. pack_of(row, pack): the finished pack.
   template <class PackOf> INTERLACE_DEVICE void finish_rows(const Unit& unit, PackOf pack_of) const {
     if (reduce.normalised == nullptr) {
       const uint32_t items = static_cast<uint32_t>(unit.rows) * packs;
+      INTERLACE_ROLLED
       for (uint32_t i = ptx::tid_x(); i < items; i += ptx::ntid_x()) {
         const Pack<Out> pack = pack_of(i / packs, i % packs);
         Out* const to = kept_row(unit.row + i / packs);
@@ -148,11 +161,12 @@ template <class Out, bool kSwitch> struct Reducer {
       }
       return;
     }
-    INTERLACE_SHARED float partial[2][kMaxWarps];
+    INTERLACE_ROLLED
     for (uint32_t row = 0; row < unit.rows; ++row) {
       Out* const to = kept_row(unit.row + row);
       const bool wide = aligned_to_pack(to);
       float squares = 0;
+      INTERLACE_ROLLED
       for (uint32_t i = ptx::tid_x(); i < packs; i += ptx::ntid_x()) {
         const Pack<Out> pack = pack_of(row, i);
         store_pack(to, i, columns, wide, pack);
@@ -164,7 +178,7 @@ template <class Out, bool kSwitch> struct Reducer {
         }
       }
       // two buffers: a fast warp may be a row ahead of a slow one, not two
-      const float mean = sum_over_block(squares, partial[row % 2]) / static_cast<float>(columns);
+      const float mean = sum_over_block(squares, partial_sums(row % 2)) / static_cast<float>(columns);
       normalise_row(unit.row + row, to, 1.0f / sqrtf(mean + reduce.eps));
     }
   }
@@ -174,6 +188,7 @@ template <class Out, bool kSwitch> struct Reducer {
     Out* const to = static_cast<Out*>(reduce.normalised) + row * reduce.normalised_stride;
     const auto* const weight = static_cast<const Out*>(reduce.norm_weight);
     const bool wide_from = aligned_to_pack(from), wide_to = aligned_to_pack(to);
+    INTERLACE_ROLLED
     for (uint32_t i = ptx::tid_x(); i < packs; i += ptx::ntid_x()) {
       Pack<Out> pack = load_pack(from, i, columns, wide_from), factors{};
       if (weight != nullptr) factors = load_pack(weight, i, columns, aligned_to_pack(weight));

@@ -42,11 +42,11 @@ template <class Mainloop> struct ScatterHooks {
   const SymmetricGroup& group;
   const GemmArguments& arguments;
   const ReduceArguments& reduce;
-  uint32_t epoch;
+  const uint32_t& epoch;  // in shared memory
   WireFormat<Out> wire;
 
   INTERLACE_DEVICE ScatterHooks(const SymmetricGroup& of, const GemmArguments& product,
-                                const ReduceArguments& sum, uint32_t now)
+                                const ReduceArguments& sum, const uint32_t& now)
       : group(of), arguments(product), reduce(sum), epoch(now), wire(sum, product.products[0].columns) {}
 
   INTERLACE_DEVICE int64_t tiles() const { return reduce.schedule.tiles(); }

@@ -1,0 +1,275 @@
+// all_gather_gemm on a mainloop of ordinary loads: every row of every rank, for any shards and columns, call after call
+// with a rank that lags and counters that wrap; fp8 scales travel with their rows; a rank that does not come ends the
+// others.
+#include "cuda/kernels/all_gather_gemm.cuh"
+#include "emu/fused_testing.h"
+
+namespace interlace::emu {
+namespace {
+
+struct Call {
+  std::vector<int64_t> rows;  // of every rank
+  std::vector<int64_t> columns;  // of every weight
+  int64_t depth = 9;
+  bool bias = false;
+  bool gathered = false;
+  bool aligned = false;
+};
+
+struct Case {
+  std::vector<Call> calls;
+  uint32_t blocks = 3;
+  int comm_blocks = 1;
+  int32_t chunk_row_blocks = 1;
+  uint32_t first_epoch = 0;
+  Delay delay = {};
+
+  int world_size() const { return static_cast<int>(calls[0].rows.size()); }
+};
+
+constexpr int kScales = 50;  // matrices above have a scale per row or column
+
+// One rank's operands and results of one call.
+template <class Mainloop> struct Operands {
+  using Element = typename Mainloop::Element;
+  using Out = typename Mainloop::Out;
+  static constexpr bool kFloat8 = sizeof(Element) == 1;
+
+  const Call& call;
+  int rank, number;
+  Shards shards;
+  Matrix<Element> x, gathered;
+  std::vector<Matrix<Element>> weights;
+  std::vector<Matrix<Out>> biases, outs;
+  std::vector<float> x_scale;
+  std::vector<std::vector<float>> weight_scale;
+
+  static float scale(int matrix, int64_t place) { return (matrix + place) % 2 == 0 ? 1.0f : 2.0f; }
+
+  Operands(const Call& of, int by, int nth) : call(of), rank(by), number(nth) {
+    shards = shards_of(call.rows.data(), static_cast<int>(call.rows.size()));
+    const int64_t gap = call.aligned ? 0 : 1 + rank, shift = call.aligned ? 0 : rank;
+    x = {call.rows[rank], call.depth, call.depth + gap, shift};
+    x.fill(number, shards.begin(rank));
+    gathered = {shards.total(), call.depth, call.depth + gap, shift};
+    for (int64_t row = 0; row < call.rows[rank]; ++row)
+      x_scale.push_back(scale(kScales + number, shards.begin(rank) + row));
+    for (size_t p = 0; p < call.columns.size(); ++p) {
+      const int64_t columns = call.columns[p];
+      weights.emplace_back(columns, call.depth, call.depth + gap, shift).fill(weight_name(p));
+      biases.emplace_back(1, columns, columns, shift).fill(weight_name(p) + 1);
+      outs.emplace_back(shards.total(), columns, columns + gap, shift);
+      std::vector<float>& scales = weight_scale.emplace_back();
+      for (int64_t column = 0; column < columns; ++column) scales.push_back(scale(weight_name(p), column));
+    }
+  }
+  int weight_name(size_t p) const { return 1000 * (rank + 1) + 10 * number + 2 * static_cast<int>(p); }
+
+  GemmArguments arguments() {
+    GemmArguments arguments{};
+    arguments.x[0] = x.data();
+    arguments.x_stride[0] = x.stride();
+    arguments.rows = call.rows[rank];
+    arguments.count = static_cast<int32_t>(call.columns.size());
+    if (kFloat8) arguments.x_scale = x_scale.data();
+    arguments.row_wise = kFloat8;
+    for (size_t p = 0; p < call.columns.size(); ++p) {
+      arguments.products[p] = {weights[p].data(),
+                               call.columns[p],
+                               call.depth,
+                               weights[p].stride(),
+                               call.bias ? biases[p].data() : nullptr,
+                               kFloat8 ? weight_scale[p].data() : nullptr,
+                               outs[p].data(),
+                               outs[p].stride()};
+    }
+    return arguments;
+  }
+
+  void check() {
+    for (size_t p = 0; p < outs.size(); ++p) {
+      for (int64_t row = 0; row < shards.total(); ++row) {
+        for (int64_t column = 0; column < call.columns[p]; ++column) {
+          float want = 0;
+          for (int64_t k = 0; k < call.depth; ++k)
+            want += small_integer(number, row, k) * small_integer(weight_name(p), column, k);
+          if (kFloat8) want *= scale(kScales + number, row) * scale(weight_name(p), column);
+          if (call.bias) want += small_integer(weight_name(p) + 1, 0, column);
+          require_equal(to_float(outs[p].at(row, column)), want, place("out", rank, number, row, column));
+        }
+      }
+      outs[p].require_gaps("out");
+    }
+    for (int64_t row = 0; call.gathered && row < shards.total(); ++row) {
+      for (int64_t k = 0; k < call.depth; ++k)
+        require_equal(value_of(gathered.at(row, k)), small_integer(number, row, k),
+                      place("gathered", rank, number, row, k));
+    }
+    gathered.require_gaps("gathered");
+  }
+};
+
+template <class Mainloop>
+void launch(const SymmetricGroup& group, const GemmArguments& arguments, const GatherArguments& gather) {
+  const Dtype dtype = sizeof(typename Mainloop::Element) == 1 ? Dtype::kFloat8E4m3 : Dtype::kBFloat16;
+  all_gather_gemm_kernel<Mainloop>(
+      group, arguments, gather,
+      gathered_rows(group, gather.schedule.rank, gather.schedule, arguments.products[0].depth, dtype));
+}
+
+template <class Mainloop> GatherArguments gather_arguments(const Case& test, Operands<Mainloop>& operands) {
+  GatherArguments gather{};
+  gather.schedule = gather_schedule(operands.arguments(), operands.shards, operands.rank,
+                                    Mainloop::kTileColumns, Mainloop::kTileRows);
+  gather.schedule.chunk_row_blocks = test.chunk_row_blocks;
+  if (operands.call.gathered) gather.gathered = operands.gathered.data();
+  gather.gathered_stride = operands.gathered.stride();
+  gather.comm_blocks = test.comm_blocks;
+  return gather;
+}
+
+template <class Mainloop> int64_t largest_half(const Case& test) {
+  int64_t largest = 0;
+  for (const Call& call : test.calls) {
+    Operands<Mainloop> operands(call, 0, 0);
+    const int64_t bytes =
+        gather_arguments(test, operands).schedule.half_bytes(call.depth, sizeof(typename Mainloop::Element));
+    largest = std::max(largest, bytes);
+  }
+  return largest;
+}
+
+template <class Mainloop> void run(const Case& test, uint64_t seed) {
+  World world(seed, test.delay);
+  EmulatedGroup group(test.world_size(), largest_half<Mainloop>(test), test.first_epoch);
+  run_ranks(world, test.world_size(), {test.blocks, Mainloop::kThreads}, [&](Device& device, int rank) {
+    for (int number = 0; number < static_cast<int>(test.calls.size()); ++number) {
+      Operands<Mainloop> operands(test.calls[number], rank, number);
+      const GemmArguments arguments = operands.arguments();
+      const GatherArguments gather = gather_arguments(test, operands);
+      if (!device.launch([&] { launch<Mainloop>(group.as_seen_by(rank), arguments, gather); })) return;
+      operands.check();
+    }
+  });
+  require_finished(world);
+}
+
+using Bf16 = PlainMainloop<BFloat16, 8, 8>;
+using Fp16 = PlainMainloop<Float16, 4, 16>;
+using Fp8 = PlainMainloop<Float8E4m3, 8, 8>;
+
+void test_worlds_shards_and_columns(uint64_t seed) {
+  run<Bf16>({.calls = {{.rows = {21}, .columns = {13}, .bias = true, .gathered = true},
+                       {.rows = {0}, .columns = {5}}}},
+            seed);
+  run<Bf16>({.calls = {{.rows = {17, 3}, .columns = {9, 17, 1}, .depth = 11, .bias = true, .gathered = true},
+                       {.rows = {1, 0}, .columns = {8}, .depth = 1, .gathered = true},
+                       {.rows = {0, 16}, .columns = {24, 8, 8, 8}, .depth = 16, .aligned = true}}},
+            seed);
+  run<Fp16>(
+      {.calls = {{.rows = {7, 0, 12}, .columns = {19}, .bias = true, .gathered = true},
+                 {.rows = {0, 0, 0}, .columns = {3}},
+                 {.rows = {4, 4, 4}, .columns = {16, 3}, .depth = 8, .gathered = true, .aligned = true}},
+       .blocks = 4,
+       .comm_blocks = 2},
+      seed);
+  run<Bf16>({.calls = {{.rows = {9, 1, 0, 17}, .columns = {11}, .gathered = true},
+                       {.rows = {3, 5, 8, 2}, .columns = {8, 7}, .bias = true}},
+             .chunk_row_blocks = 2},
+            seed);
+}
+
+void test_eight_ranks(uint64_t seed) {
+  run<Bf16>({.calls = {{.rows = {3, 9, 0, 1, 8, 2, 0, 5}, .columns = {9}, .gathered = true},
+                       {.rows = {1, 1, 1, 1, 1, 1, 1, 1}, .columns = {3}}},
+             .blocks = 2},
+            seed);
+}
+
+void test_scales_travel_with_the_rows(uint64_t seed) {
+  run<Fp8>({.calls = {{.rows = {9, 4}, .columns = {10}, .depth = 21, .bias = true, .gathered = true}}}, seed);
+  run<Fp8>({.calls = {{.rows = {5, 0, 18}, .columns = {8, 3}, .depth = 32, .aligned = true}}}, seed);
+}
+
+// Only the two halves keep a fast rank from overwriting what a slow one still reads; only the signal of a rank without
+// rows keeps the others from running away from it.
+void test_a_straggler_and_a_wrap(uint64_t seed) {
+  const Call uneven{.rows = {9, 0, 6}, .columns = {9}, .gathered = true};
+  const Call other{.rows = {2, 8, 11}, .columns = {3, 8}};
+  const Call lonely{.rows = {0, 0, 12}, .columns = {8}};
+  for (uint64_t step : {20, 160, 470}) {
+    Case test{.calls = {uneven, other, lonely, lonely, lonely, lonely, uneven, other}};
+    test.first_epoch = 0xfffffffdu;
+    test.delay = {static_cast<int>((seed + step) % 3), step + seed};
+    run<Bf16>(test, seed);
+  }
+}
+
+void test_two_runs_give_the_same_bits(uint64_t seed) {
+  static std::vector<uint16_t> first;
+  const Call call{.rows = {11, 6}, .columns = {13}, .depth = 40};
+  const Case test{.calls = {call}};
+  World world(seed);
+  EmulatedGroup group(2, largest_half<Bf16>(test));
+  std::vector<uint16_t> bits[2];
+  run_ranks(world, 2, {3, Bf16::kThreads}, [&](Device& device, int rank) {
+    Operands<Bf16> operands(call, rank, 0);
+    for (int64_t k = 0; k < call.depth; ++k)
+      from_float(1.0f / static_cast<float>(3 + k), operands.weights[0].at(2, k));
+    const GemmArguments arguments = operands.arguments();
+    const GatherArguments gather = gather_arguments(test, operands);
+    if (!device.launch([&] { launch<Bf16>(group.as_seen_by(rank), arguments, gather); })) return;
+    for (int64_t row = 0; row < 17; ++row) {
+      for (int64_t column = 0; column < 13; ++column)
+        bits[rank].push_back(operands.outs[0].at(row, column).bits);
+    }
+  });
+  require_finished(world);
+  bits[0].insert(bits[0].end(), bits[1].begin(), bits[1].end());
+  if (first.empty()) first = bits[0];
+  require(first == bits[0], "another order of threads gave other bits");
+}
+
+// Rank 1 never comes. Every role of rank 0 leaves, the record says for which chunk it waited, and the next launch neither
+// stores nor signals.
+void test_a_missing_rank_ends_the_call(uint64_t seed) {
+  const Call call{.rows = {6, 9}, .columns = {9}, .gathered = true};
+  const Case test{.calls = {call}};
+  for (const bool asked : {false, true}) {
+    World world(seed, {}, 3'000'000);
+    EmulatedGroup group(2, largest_half<Bf16>(test), 6, asked ? 600 : 0.02);
+    group.page(0).abort_request = asked;
+    Operands<Bf16> operands(call, 0, 0);
+    const GemmArguments arguments = operands.arguments();
+    const GatherArguments gather = gather_arguments(test, operands);
+    Device device(world, 0, {3, Bf16::kThreads});
+    for (int time = 0; time < 2; ++time)
+      device.launch([&] { launch<Bf16>(group.as_seen_by(0), arguments, gather); });
+    require_finished(world);
+    const DeviceFailure& failure = group.page(0).failure;
+    const auto want = static_cast<uint32_t>(asked ? FailureState::kAborted : FailureState::kTimedOut);
+    require(failure.state == want && failure.peer == 1 && failure.want == 7 && failure.seen == 6,
+            "the record is wrong");
+    require(failure.tile >= 1 && failure.tile <= 2, "the record does not name the chunk");
+    require(group.control(1).abort == 1, "the peer is not told");
+    require(group.control(1).tile_arrivals[0][0] <= 7, "signalled after the abort");
+    require(group.control(0).epoch == 8, "the epochs are not closed");
+  }
+}
+
+}  // namespace
+}  // namespace interlace::emu
+
+int main(int argc, char** argv) {
+  using namespace interlace::emu;
+  const int seeds = seeds_from(argc, argv, 4);
+  for (int seed = 1; seed <= seeds; ++seed) {
+    test_worlds_shards_and_columns(seed);
+    test_eight_ranks(seed);
+    test_scales_travel_with_the_rows(seed);
+    test_a_straggler_and_a_wrap(seed);
+    test_two_runs_give_the_same_bits(seed);
+    test_a_missing_rank_ends_the_call(seed);
+  }
+  std::printf("all_gather_gemm: %d seeds ok\n", seeds);
+}

@@ -1,0 +1,344 @@
+// gemm_reduce_scatter and gemm_all_reduce on a mainloop of ordinary loads: every sum over the ranks, with bias, residual
+// and RMSNorm, for any shards, call after call with a rank that lags and counters that wrap; the same bits whoever comes
+// first; a rank that does not come ends the others.
+#include "cuda/kernels/gemm_reduce.cuh"
+#include "emu/fused_testing.h"
+
+namespace interlace::emu {
+namespace {
+
+struct Call {
+  std::vector<int64_t> rows;  // of every rank; all-reduce: how many there are does not matter, only their sum
+  int64_t columns = 9;
+  std::vector<int64_t> depths = {9};  // of every summed product
+  bool scatter = true;
+  bool bias = false;
+  bool residual = false;
+  bool norm = false;
+  bool keep_sum = true;
+  bool aligned = false;
+};
+
+struct Case {
+  std::vector<Call> calls;
+  uint32_t blocks = 3;
+  int comm_blocks = 1;
+  bool float32_wire = false;
+  bool multicast = false;
+  int32_t unit_rows = 2;
+  uint32_t first_epoch = 0;
+  Delay delay = {};
+
+  int world_size() const { return static_cast<int>(calls[0].rows.size()); }
+};
+
+constexpr float kEpsilon = 0.25f;
+
+// One rank's operands and results of one call.
+template <class Mainloop> struct Operands {
+  using Element = typename Mainloop::Element;
+  using Out = typename Mainloop::Out;
+  static constexpr bool kFloat8 = sizeof(Element) == 1;
+
+  const Call& call;
+  int rank, number;
+  Shards shards;
+  int64_t out_rows, first_row;  // of out among all rows
+  std::vector<Matrix<Element>> xs, weights;
+  Matrix<Out> bias, residual, norm_weight, out, normalised;
+  std::vector<float> x_scale, weight_scale;
+
+  Operands(const Call& of, int by, int nth) : call(of), rank(by), number(nth) {
+    shards = shards_of(call.rows.data(), static_cast<int>(call.rows.size()));
+    out_rows = call.scatter ? call.rows[rank] : shards.total();
+    first_row = call.scatter ? shards.begin(rank) : 0;
+    const int64_t gap = call.aligned ? 0 : 1 + rank, shift = call.aligned ? 0 : rank;
+    for (size_t p = 0; p < call.depths.size(); ++p) {
+      xs.emplace_back(shards.total(), call.depths[p], call.depths[p] + gap, shift).fill(x_name(rank, p));
+      weights.emplace_back(call.columns, call.depths[p], call.depths[p] + gap, shift)
+          .fill(x_name(rank, p) + 1);
+    }
+    bias = {1, call.columns, call.columns, shift};
+    bias.fill(7);
+    norm_weight = {1, call.columns, call.columns, shift};
+    norm_weight.fill(9);
+    residual = {out_rows, call.columns, call.columns + gap, shift};
+    residual.fill(8, first_row);
+    out = {out_rows, call.columns, call.columns + gap, shift};
+    normalised = {out_rows, call.columns, call.columns + gap, shift};
+    for (int64_t row = 0; row < shards.total(); ++row) x_scale.push_back(scale(row));
+    for (int64_t column = 0; column < call.columns; ++column) weight_scale.push_back(scale(column + 1));
+  }
+  int x_name(int of_rank, size_t p) const {
+    return 1000 * (of_rank + 1) + 10 * number + 2 * static_cast<int>(p) + 20;
+  }
+  static float scale(int64_t place) { return place % 2 == 0 ? 1.0f : 2.0f; }
+
+  GemmArguments arguments() {
+    GemmArguments arguments{};
+    arguments.rows = shards.total();
+    arguments.count = static_cast<int32_t>(xs.size());
+    arguments.summed = true;
+    arguments.row_wise = kFloat8;
+    if (kFloat8) arguments.x_scale = x_scale.data();
+    for (size_t p = 0; p < xs.size(); ++p) {
+      arguments.x[p] = xs[p].data();
+      arguments.x_stride[p] = xs[p].stride();
+      arguments.products[p] = {weights[p].data(), call.columns,
+                               call.depths[p],    weights[p].stride(),
+                               nullptr,           kFloat8 ? weight_scale.data() : nullptr,
+                               nullptr,           0};
+    }
+    if (call.bias) arguments.products[0].bias = bias.data();
+    if (call.keep_sum) arguments.products[0].out = out.data();
+    arguments.products[0].out_stride = out.stride();
+    if (call.residual) arguments.residual = residual.data();
+    arguments.residual_stride = residual.stride();
+    return arguments;
+  }
+
+  float expected(int64_t row, int64_t column) const {
+    float sum = 0;
+    for (int peer = 0; peer < shards.world_size; ++peer) {
+      for (size_t p = 0; p < xs.size(); ++p) {
+        for (int64_t k = 0; k < call.depths[p]; ++k)
+          sum += small_integer(x_name(peer, p), row, k) * small_integer(x_name(peer, p) + 1, column, k);
+      }
+    }
+    if (kFloat8) sum *= scale(row) * scale(column + 1);
+    if (call.bias) sum += small_integer(7, 0, column);
+    if (call.residual) sum += small_integer(8, row, column);
+    return sum;
+  }
+
+  void check() {
+    for (int64_t row = 0; row < out_rows; ++row) {
+      std::vector<float> want;
+      double squares = 0;
+      for (int64_t column = 0; column < call.columns; ++column) {
+        want.push_back(expected(first_row + row, column));
+        squares += want[column] * want[column];
+        if (call.keep_sum)
+          require_equal(to_float(out.at(row, column)), want[column], place("out", rank, number, row, column));
+      }
+      const double scale = 1 / std::sqrt(squares / static_cast<double>(call.columns) + kEpsilon);
+      for (int64_t column = 0; call.norm && column < call.columns; ++column) {
+        const double exact = want[column] * scale * small_integer(9, 0, column);
+        const double got = to_float(normalised.at(row, column));
+        // one rounding to 8 bits, and a few of fp32 before it
+        require(std::abs(got - exact) <= std::abs(exact) * 0x1.1p-8,
+                place("normalised", rank, number, row, column) + ": " + std::to_string(got) + " instead of " +
+                    std::to_string(exact));
+      }
+    }
+    out.require_gaps("out");
+    normalised.require_gaps("normalised");
+  }
+};
+
+template <class Mainloop>
+void launch(const SymmetricGroup& group, const GemmArguments& arguments, const ReduceArguments& reduce) {
+  gemm_reduce_kernel<Mainloop>(group, arguments, reduce, {});
+}
+
+template <class Mainloop> ReduceArguments reduce_arguments(const Case& test, Operands<Mainloop>& operands) {
+  const Call& call = operands.call;
+  ReduceArguments reduce{};
+  reduce.schedule = call.scatter
+                        ? reduce_scatter_schedule(operands.arguments(), operands.shards, operands.rank,
+                                                  Mainloop::kTileColumns, Mainloop::kTileRows)
+                        : all_reduce_schedule(operands.arguments(), test.world_size(), operands.rank,
+                                              Mainloop::kTileColumns, Mainloop::kTileRows);
+  reduce.schedule.unit_rows = test.unit_rows;
+  if (call.norm) {
+    reduce.normalised = operands.normalised.data();
+    reduce.norm_weight = operands.norm_weight.data();
+  }
+  reduce.normalised_stride = operands.normalised.stride();
+  reduce.eps = kEpsilon;
+  reduce.comm_blocks = test.comm_blocks;
+  reduce.float32_wire = test.float32_wire;
+  reduce.multicast = test.multicast;
+  return reduce;
+}
+
+template <class Mainloop> int64_t largest_half(const Case& test) {
+  int64_t largest = 0;
+  for (const Call& call : test.calls) {
+    Operands<Mainloop> operands(call, 0, 0);
+    const ReduceSchedule schedule = reduce_arguments(test, operands).schedule;
+    largest = std::max(
+        largest, schedule.half_bytes(test.multicast, call.columns, test.float32_wire ? sizeof(float) : 2, 2));
+  }
+  return largest;
+}
+
+template <class Mainloop> void run(const Case& test, uint64_t seed) {
+  World world(seed, test.delay);
+  EmulatedGroup group(test.world_size(), largest_half<Mainloop>(test), test.first_epoch);
+  if (test.multicast) group.bind_multicast(world);
+  run_ranks(world, test.world_size(), {test.blocks, Mainloop::kThreads}, [&](Device& device, int rank) {
+    for (int number = 0; number < static_cast<int>(test.calls.size()); ++number) {
+      Operands<Mainloop> operands(test.calls[number], rank, number);
+      const GemmArguments arguments = operands.arguments();
+      const ReduceArguments reduce = reduce_arguments(test, operands);
+      if (!device.launch([&] { launch<Mainloop>(group.as_seen_by(rank), arguments, reduce); })) return;
+      operands.check();
+    }
+  });
+  require_finished(world);
+}
+
+using Bf16 = PlainMainloop<BFloat16, 4, 8>;
+using Fp16 = PlainMainloop<Float16, 8, 16>;
+using Fp8 = PlainMainloop<Float8E4m3, 4, 8>;
+
+void test_worlds_shards_and_columns(uint64_t seed) {
+  for (const bool scatter : {true, false}) {
+    Case one{.calls = {{.rows = {9}, .columns = 11, .scatter = scatter, .bias = true, .residual = true},
+                       {.rows = {0}, .scatter = scatter}}};
+    run<Bf16>(one, seed);
+    Case two{
+        .calls = {{.rows = {5, 2}, .columns = 17, .scatter = scatter, .bias = true},
+                  {.rows = {1, 0}, .columns = 1, .depths = {1}, .scatter = scatter, .residual = true},
+                  {.rows = {0, 8}, .columns = 16, .depths = {8, 3}, .scatter = scatter, .aligned = true}}};
+    two.comm_blocks = 0;
+    run<Bf16>(two, seed);
+    two.float32_wire = true;
+    run<Fp16>(two, seed);
+    Case three{.calls = {{.rows = {5, 0, 9}, .columns = 9, .scatter = scatter, .residual = true},
+                         {.rows = {0, 0, 0}, .columns = 3, .scatter = scatter},
+                         {.rows = {3, 3, 3}, .columns = 24, .scatter = scatter, .bias = true}}};
+    three.blocks = 4;
+    three.comm_blocks = 2;
+    run<Bf16>(three, seed);
+    Case four{.calls = {{.rows = {9, 1, 0, 4}, .columns = 10, .scatter = scatter},
+                        {.rows = {1, 0, 0, 0}, .columns = 8, .scatter = scatter}}};
+    four.unit_rows = 1;
+    four.float32_wire = true;
+    run<Bf16>(four, seed);
+  }
+  Case eight{.calls = {{.rows = {3, 9, 0, 1, 5, 2, 0, 4}, .scatter = true},
+                       {.rows = {1, 1, 1, 1, 1, 1, 1, 1}, .columns = 8, .scatter = false}}};
+  eight.blocks = 2;
+  run<Bf16>(eight, seed);
+}
+
+void test_scales_of_float8(uint64_t seed) {
+  run<Fp8>({.calls = {{.rows = {3, 6}, .columns = 10, .depths = {9}, .bias = true}}}, seed);
+}
+
+void test_norms(uint64_t seed) {
+  for (const bool scatter : {true, false}) {
+    Call both{.rows = {5, 0, 4}, .columns = 67, .scatter = scatter, .bias = true, .residual = true};
+    both.norm = true;
+    Call norm_only = both;
+    norm_only.keep_sum = false;
+    norm_only.columns = 300;  // several packs for a thread
+    run<Bf16>({.calls = {both, norm_only, both}}, seed);
+  }
+}
+
+void test_the_switch_sums(uint64_t seed) {
+  for (const bool scatter : {true, false}) {
+    const Call plain{.rows = {5, 0, 6}, .columns = 17, .scatter = scatter, .bias = true, .residual = true};
+    Call normed = plain;
+    normed.norm = true;
+    Case test{.calls = {plain, normed, {.rows = {0, 0, 0}, .scatter = scatter}, plain}};
+    test.multicast = true;
+    test.delay = {static_cast<int>(seed % 3), 40 * seed};
+    run<Bf16>(test, seed);
+    test.calls = {plain};
+    run<Fp16>(test, seed);
+    test.float32_wire = true;
+    run<Bf16>(test, seed);
+  }
+}
+
+// Only the two halves keep a fast rank from overwriting what a slow one still sums; only the signal to a rank without
+// rows keeps the others from running away from it. Ops and shapes take turns on one group.
+void test_a_straggler_and_a_wrap(uint64_t seed) {
+  const Call uneven{.rows = {7, 0, 6}, .columns = 9, .residual = true};
+  const Call all{.rows = {5, 2, 4}, .columns = 17, .scatter = false, .norm = true};
+  const Call lonely{.rows = {0, 0, 9}, .columns = 8};
+  for (uint64_t step : {25, 180, 520}) {
+    Case test{.calls = {uneven, all, lonely, lonely, lonely, all, all, uneven}};
+    test.first_epoch = 0xfffffffdu;
+    test.delay = {static_cast<int>((seed + step) % 3), step + seed};
+    run<Bf16>(test, seed);
+  }
+}
+
+// Partial sums of very different size: any other order, or a rounding on the way, gives other bits.
+template <bool kScatter> void test_sums_are_in_rank_order(uint64_t seed) {
+  constexpr int kWorld = 4;
+  const float sizes[kWorld] = {1.0f, 0x1p24f, 1.0f, -0x1p24f};  // in rank order: ((1 + 2^24) + 1) - 2^24
+  float want = 0;
+  for (float size : sizes) want += size;
+  const Call call{.rows = {4, 4, 4, 4}, .columns = 8, .depths = {1}, .scatter = kScatter};
+  Case test{.calls = {call}};
+  test.float32_wire = true;
+  test.delay = {static_cast<int>(seed % kWorld), 10 + seed};
+  World world(seed, test.delay);
+  EmulatedGroup group(kWorld, largest_half<Bf16>(test));
+  run_ranks(world, kWorld, {2, Bf16::kThreads}, [&](Device& device, int rank) {
+    Operands<Bf16> operands(call, rank, 0);
+    for (int64_t row = 0; row < 16; ++row) from_float(1.0f, operands.xs[0].at(row, 0));
+    for (int64_t column = 0; column < 8; ++column) from_float(sizes[rank], operands.weights[0].at(column, 0));
+    const GemmArguments arguments = operands.arguments();
+    const ReduceArguments reduce = reduce_arguments(test, operands);
+    if (!device.launch([&] { launch<Bf16>(group.as_seen_by(rank), arguments, reduce); })) return;
+    for (int64_t row = 0; row < operands.out_rows; ++row) {
+      for (int64_t column = 0; column < 8; ++column)
+        require_equal(to_float(operands.out.at(row, column)), want, place("out", rank, 0, row, column));
+    }
+  });
+  require_finished(world);
+}
+
+// The other rank never comes. Every role of this one leaves, the record says for which row block it waited, and the next
+// launch neither stores nor signals.
+void test_a_missing_rank_ends_the_call(uint64_t seed) {
+  for (const bool scatter : {true, false}) {
+    const bool asked = scatter;
+    const Call call{.rows = {6, 5}, .columns = 9, .scatter = scatter};
+    const Case test{.calls = {call}};
+    World world(seed, {}, 3'000'000);
+    EmulatedGroup group(2, largest_half<Bf16>(test), 6, asked ? 600 : 0.02);
+    group.page(0).abort_request = asked;
+    Operands<Bf16> operands(call, 0, 0);
+    const GemmArguments arguments = operands.arguments();
+    const ReduceArguments reduce = reduce_arguments(test, operands);
+    Device device(world, 0, {3, Bf16::kThreads});
+    for (int time = 0; time < 2; ++time)
+      device.launch([&] { launch<Bf16>(group.as_seen_by(0), arguments, reduce); });
+    require_finished(world);
+    const DeviceFailure& failure = group.page(0).failure;
+    const auto want = static_cast<uint32_t>(asked ? FailureState::kAborted : FailureState::kTimedOut);
+    require(failure.state == want && failure.peer == 1 && failure.want == 7 && failure.seen == 6,
+            "the record is wrong");
+    require(failure.tile >= 1 && failure.tile <= 3, "the record does not name the row block");
+    require(group.control(1).abort == 1, "the peer is not told");
+    require(group.control(1).tile_arrivals[0][0] <= 7, "signalled after the abort");
+    require(group.control(0).epoch == 8, "the epochs are not closed");
+  }
+}
+
+}  // namespace
+}  // namespace interlace::emu
+
+int main(int argc, char** argv) {
+  using namespace interlace::emu;
+  const int seeds = seeds_from(argc, argv, 4);
+  for (int seed = 1; seed <= seeds; ++seed) {
+    test_worlds_shards_and_columns(seed);
+    test_scales_of_float8(seed);
+    test_norms(seed);
+    test_the_switch_sums(seed);
+    test_a_straggler_and_a_wrap(seed);
+    test_sums_are_in_rank_order<true>(seed);
+    test_sums_are_in_rank_order<false>(seed);
+    test_a_missing_rank_ends_the_call(seed);
+  }
+  std::printf("gemm_reduce: %d seeds ok\n", seeds);
+}

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import interlace
 from interlace.bench.harness import Column, Session, command
-from interlace.demo.models import Source, load, prepare
+from interlace.pretrained.models import Source, load, prepare
 
 HIDDEN, INNER, HEADS, KV_HEADS, VOCABULARY = 2048, 5632, 16, 4, 8192
 CACHE = Path.home() / ".cache" / "interlace"

@@ -37,6 +37,7 @@ PYTHON_FLOORS = {
     "parallelize": 10,
     "planner": 10,
     "hf": 11,
+    "pretrained": 11,
     "bench": 12,
     "doctor": 12,
     "families": 13,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from interlace.demo import wheels
-from interlace.demo.wheels import ANTIBERTY, GEMMA3, MINILM, SMOLLM2, WheelError, fetch
+from interlace.pretrained import wheels
+from interlace.pretrained.wheels import ANTIBERTY, GEMMA3, MINILM, SMOLLM2, WheelError, fetch
 from tests.demo import tiny
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from interlace.demo.models import Source, load, load_words, prepare
-from interlace.demo.wheels import WheelError
 from interlace.modules.layout import layouts_of
 from interlace.parallelize import parallelize
+from interlace.pretrained.models import Source, load, load_words, prepare
+from interlace.pretrained.wheels import WheelError
 from tests.distributed import run_distributed
 
 pytest.importorskip("transformers")

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from torch import Tensor, nn
 
 from interlace.bench import Placement, Timings, fitting_iterations, measure, whole_machine
-from interlace.demo.decoder import Decoder
-from interlace.demo.paths import SplitPath
+from interlace.bench.split_paths import SplitPath
+from interlace.pretrained.decoder import Decoder
 
 __all__ = [
     "COMPUTE_ONLY",

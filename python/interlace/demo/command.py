@@ -79,8 +79,8 @@ def demo(
 
 
 def _plan(model: str, cache: Path) -> dict[str, object]:
-    from interlace.demo.models import prepare
-    from interlace.demo.wheels import WheelError
+    from interlace.pretrained.models import prepare
+    from interlace.pretrained.wheels import WheelError
 
     try:
         return asdict(prepare(model, cache / "interlace", lambda text: click.echo(text, err=True)))

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from interlace.bench import Placement, whole_machine
-from interlace.demo.models import Words, settings_of
+from interlace.bench.split_paths import SplitPath
 from interlace.demo.parity import Error, Greedy, Parity, error_of, greedy, judge, limit_of, perplexity
-from interlace.demo.paths import SplitPath
 from interlace.demo.text import QUESTION, SENTENCES, TEXT
+from interlace.pretrained.models import Words, settings_of
 
 __all__ = ["Outcome", "Subject", "Verdict", "compare"]
 

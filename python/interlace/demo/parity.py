@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from interlace.demo.decoder import Decoder
+from interlace.pretrained.decoder import Decoder
 
 __all__ = ["Error", "Greedy", "Parity", "error_of", "greedy", "judge", "limit_of", "perplexity"]
 

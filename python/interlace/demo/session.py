@@ -11,12 +11,12 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import interlace
 from interlace.bench import Placement, describe, peer_read_bandwidth, place
+from interlace.bench.split_paths import split_paths
 from interlace.demo.clock import WARMUP, Row, decode_work, prefill_work, rows_of, time_phase, variants_of
 from interlace.demo.compare import Subject, compare
-from interlace.demo.models import Source, load, load_words, settings_of
-from interlace.demo.paths import split_paths
 from interlace.demo.report import Reporter
 from interlace.demo.text import TEXT
+from interlace.pretrained.models import Source, load, load_words, settings_of
 
 __all__ = ["Plan", "run"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from interlace.demo.wheels import ANTIBERTY, GEMMA3, MINILM, SMOLLM2, fetch, publish
+from interlace.pretrained.wheels import ANTIBERTY, GEMMA3, MINILM, SMOLLM2, fetch, publish
 
 __all__ = ["Source", "Words", "load", "load_words", "prepare", "settings_of"]
 

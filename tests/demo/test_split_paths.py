@@ -28,7 +28,7 @@ def model(world_size: int) -> tuple[nn.Sequential, nn.Sequential]:
 
 
 def compare_twins(rank: int, world_size: int) -> None:
-    from interlace.demo.paths import split_paths
+    from interlace.bench.split_paths import split_paths
 
     whole, split = model(world_size)
     shards = {parameter.data_ptr() for parameter in split.parameters()}
@@ -46,7 +46,7 @@ def compare_twins(rank: int, world_size: int) -> None:
 
 
 def sum_of_parts(rank: int, world_size: int) -> None:
-    from interlace.demo.paths import split_paths
+    from interlace.bench.split_paths import split_paths
 
     whole, split = model(world_size)
     x = torch.randn(3, 10)

@@ -139,9 +139,7 @@ class Block {
   // Give up the turn; the scheduler comes back in some later round.
   INTERLACE_EMU_HIDDEN void pause(Waiting waiting) {
     Fiber& fiber = fiber_[current_];
-    if (*reinterpret_cast<const uint64_t*>(fiber.stack) != kStackEnd) {
-      misuse("stack overflow: a thread of the kernel needs more than %zu bytes", kStackBytes);
-    }
+    check_stack(fiber);
     fiber.waiting = waiting;
     switch_to(kScheduler);
     fiber.waiting = Waiting::kNothing;
@@ -150,6 +148,10 @@ class Block {
  private:
   static constexpr int kScheduler = -1;
 
+  INTERLACE_EMU_HIDDEN static void check_stack(const Fiber& fiber) {
+    if (fiber.stack_mark() == kStackMark) return;
+    misuse("stack overflow: a thread of the kernel needs more than %zu bytes", kStackBytes - kStackMarkPlace);
+  }
   INTERLACE_EMU_HIDDEN Warp& warp() { return warp_[thread() / kWarpThreads]; }
   INTERLACE_EMU_HIDDEN uint32_t lanes_of_warp() const {
     const uint32_t first = thread() / kWarpThreads * kWarpThreads;
@@ -219,6 +221,7 @@ class Block {
     return true;
   }
   INTERLACE_EMU_HIDDEN void finish_fiber() {
+    check_stack(fiber_[current_]);
     async_copies_.end(thread());
     tensor_cores_.end(thread());
     fiber_[current_].done = true;

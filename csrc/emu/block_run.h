@@ -32,7 +32,7 @@ inline Block::Block(World& world, Shape capacity, int rank, uint32_t index, uint
   for (uint32_t thread = 0; thread < capacity.threads; ++thread) {
     Fiber& fiber = fiber_[thread];
     fiber.stack = stacks_.get() + thread * kStackBytes;
-    *reinterpret_cast<uint64_t*>(fiber.stack) = kStackEnd;
+    fiber.stack_mark() = kStackMark;
     fiber.context.prepare(fiber.stack, kStackBytes, &Block::enter_fiber);
     fiber.identity = thread % lanes == 0 ? Identities::take() : fiber_[thread - 1].identity;
     order_[thread] = thread;

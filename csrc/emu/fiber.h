@@ -12,7 +12,9 @@
 namespace interlace::emu {
 
 constexpr size_t kStackBytes = 64 * 1024;  // kernels keep little there; ThreadSanitizer's frames fit too
-constexpr uint64_t kStackEnd = 0x5ac3'1f07'e4d2'9b68u;  // the last word of a stack that did not overflow
+// A word that a thread overwrites when it uses too much of its stack; below it there is room to say so.
+constexpr uint64_t kStackMark = 0x5ac3'1f07'e4d2'9b68u;
+constexpr size_t kStackMarkPlace = 8 * 1024;
 
 // What a thread waits for. The scheduler asks, and switches to those that can go on.
 enum class Waiting : uint8_t {
@@ -40,6 +42,10 @@ struct Fiber {
   uint32_t seen;
   uint32_t registers;
   char fenced_tag;  // what it had done and seen at its last proxy fence
+
+  INTERLACE_EMU_HIDDEN_INLINE uint64_t& stack_mark() const {
+    return *reinterpret_cast<uint64_t*>(stack + kStackMarkPlace);
+  }
 };
 
 inline std::string describe(const Fiber& fiber) {

@@ -24,11 +24,10 @@ gemm_reduce_kernel(INTERLACE_PARAMETER SymmetricGroup group, INTERLACE_PARAMETER
   const int thread = static_cast<int>(ptx::tid_x());
 
   const Entry entry = enter_epoch(group, op);
+  INTERLACE_SHARED uint32_t epoch;  // consumers of large tiles have no register to keep it in
+  if (thread == 0) epoch = entry.epoch;
+  ptx::barrier_sync();
   if (entry.open) {
-    // in shared memory: consumers of large tiles have no register to keep it in
-    INTERLACE_SHARED uint32_t epoch;
-    if (thread == 0) epoch = entry.epoch;
-    ptx::barrier_sync();
     if (block == 0) {
       refresh_all(group, epoch, [&](int owner) { return schedule.signals(schedule.rank, owner); });
       // an owner without rows gets no tile, but it must hear from everybody
@@ -43,7 +42,7 @@ gemm_reduce_kernel(INTERLACE_PARAMETER SymmetricGroup group, INTERLACE_PARAMETER
     if (reducer.reduce_units() && !schedule.scatter) reducer.copy_units();
     if (block == 0) hear_from_peers(group, op, epoch);
   }
-  leave_epoch(group, entry.epoch);
+  leave_epoch(group, epoch);
 }
 
 }  // namespace interlace

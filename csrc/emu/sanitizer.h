@@ -5,7 +5,8 @@
 // block race unless a barrier or a release/acquire pair stands between them, as on the device.
 //
 // What it cannot see: a struct that a function returns straight into shared memory. GCC takes such a return slot for
-// local memory. Kernels receive the value first and store it in a statement of its own.
+// local memory. Kernels receive the value first and store it in a statement of its own. The same holds for a struct in
+// memory that is passed to a function by value: it is loaded in a statement of its own first.
 #pragma once
 
 #include <cstddef>

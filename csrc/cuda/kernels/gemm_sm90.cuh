@@ -311,8 +311,8 @@ INTERLACE_DEVICE void consume_tiles(const GemmArguments& arguments, Hooks& hooks
     }
     store_tile<Tile>(c, work, hooks, chunks[ptx::tid_x() / 32]);
     if constexpr (Hooks::kPublishes) {
-      ptx::bar_sync(kConsumerBarrier,
-                    kConsumerThreads);  // all stores of the tile are ordered before the next line
+      // release: the stores of all consumers are ordered before what thread 0 does next
+      ptx::bar_sync(kConsumerBarrier, kConsumerThreads);
       if (ptx::tid_x() == 0 && open) hooks.stored(work);
     }
   }

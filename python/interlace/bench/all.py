@@ -12,6 +12,7 @@ __all__ = ["SUITE", "cases", "run"]
 SUITE: dict[str, dict[str, Any]] = {
     "collective": {"bytes": None},
     "gemm": {"shapes": (), "tp": None, "phase": "both", "rows": None},
+    "layer": {"shapes": (), "tp": None, "phase": "both", "rows": None},
     "attention": {"tokens": 4096, "heads": 8, "kv_heads": 8},
 }
 

@@ -104,6 +104,16 @@ def attention(ranks: int, rank: int | None, **settings: Any) -> None:
     measure("attention", ranks, rank, settings)
 
 
+@subcommand(shape_options)
+def layer(ranks: int, rank: int | None, **settings: Any) -> None:
+    """The MLP and the attention block of a layer: forward, and a step of training.
+
+    Against F.linear with torch's all-reduce, parallelize_module and the unsplit block. Sets of shapes: small, wide,
+    llama1b, llama8b, llama70b, llama405b, qwen; --rows are tokens. exposed is what a call takes beyond its compute.
+    """
+    measure("layer", ranks, rank, settings)
+
+
 @subcommand(click.option("--out", metavar="FOLDER", help="A JSON file per subcommand."), name="all")
 def everything(ranks: int, rank: int | None, **settings: Any) -> None:
     """All subcommands on one start of the ranks; with --quick less than a minute."""

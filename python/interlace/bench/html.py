@@ -32,7 +32,7 @@ TABLE: tuple[tuple[str, str, str], ...] = (
     ("interlace us", "fused_us", "{:,.1f}"),
     ("x baseline", "speedup", "{:.2f}"),
     ("x peer", "peer_speedup", "{:.2f}"),
-    ("x unsplit", "unsplit_speedup", "{:.2f}"),
+    ("x unsplit", "unsplit_ratio", "{:.2f}"),
     ("exposed us", "exposed_us", "{:,.1f}"),
     ("exposed share", "exposed_share", "{:.1%}"),
     ("overlap efficiency", "overlap_efficiency", "{:.2f}"),

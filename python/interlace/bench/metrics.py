@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from .summary import Timings
 
@@ -13,6 +14,7 @@ __all__ = [
     "figures",
     "floor_ratio",
     "overlap_efficiency",
+    "rates",
     "spread",
     "teraflops",
 ]
@@ -80,6 +82,16 @@ def spread(median: float, p20: float) -> float:
     The lower half, because the upper one holds what other processes did. 0.8416 is the normal quantile of 0.8.
     """
     return (median - p20) / 0.8416 / median if median > 0 else 0.0
+
+
+def rates(tokens: int, found: Mapping[str, Any]) -> dict[str, float]:
+    """Tokens per second of what `figures` found, fused and baseline, and the share of fused that is exposed."""
+    told = {"tokens_per_second": tokens / found["fused_us"] * 1e6}
+    if found.get("baseline_us"):
+        told["baseline_tokens_per_second"] = tokens / found["baseline_us"] * 1e6
+    if found.get("exposed_us") is not None:
+        told["exposed_share"] = max(0.0, found["exposed_us"]) / found["fused_us"]
+    return told
 
 
 def figures(timings: Timings) -> dict[str, object]:

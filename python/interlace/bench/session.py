@@ -17,7 +17,7 @@ from .clock import clock_for
 from .cores import place
 from .journal import Journal
 from .machine import describe, one_line, versions
-from .metrics import bandwidth, bus_factor, figures, teraflops
+from .metrics import bandwidth, bus_factor, figures, rates, teraflops
 from .output import Column
 from .paired import fitting_iterations, measure
 from .peers import Peer, find_peers, said
@@ -215,6 +215,8 @@ class Session:
         if bus:
             found["algbw_gbps"] = bandwidth(identity["bytes"], took)
             found["busbw_gbps"] = found["algbw_gbps"] * bus_factor(bus, self.world_size)
+        if identity.get("tokens"):
+            found["extra"] |= rates(identity["tokens"], found)
         if found["kept"] < found["taken"] / 2:
             found["note"] = f"busy machine: {found['kept']} of {found['taken']} undisturbed"
         return Row(**{"world_size": self.world_size, **found, **identity})

@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 
 #include "emu/block.h"
@@ -104,6 +105,9 @@ inline uint64_t globaltimer() {
 inline void nanosleep_u32(uint32_t) { emu::current_block->pause(emu::Waiting::kSignal); }
 
 inline float mov_b32_f32(uint32_t bits) { return std::bit_cast<float>(bits); }
+inline uint32_t mov_f32_b32(float value) { return std::bit_cast<uint32_t>(value); }
+inline float fma_rn_f32(float a, float b, float c) { return std::fma(a, b, c); }
+inline float sqrt_rn_f32(float a) { return std::sqrt(a); }
 inline uint16_t cvt_rn_bf16_f32(float value) { return emu::bfloat16_from_float(value); }
 inline uint16_t cvt_rn_f16_f32(float value) { return emu::float16_from_float(value); }
 inline uint32_t cvt_rn_bf16x2_f32(float low, float high) {

@@ -97,3 +97,15 @@ def run(program: Path, seeds: int) -> Result:
         check=False,
     )
     return Result(finished.returncode, finished.stdout + finished.stderr)
+
+
+def expect_caught(mutant: Mutant, folder: Path) -> None:
+    """Plant the bug in a copy of the sources below `folder`; fails when the mutant's program does not notice it."""
+    sources = folder / "csrc"
+    program = folder / mutant.program
+    copy_with_bug(mutant, sources)
+    build(mutant.program, tsan=mutant.tsan, sources=sources, output=program, optimize=False)
+    result = run(program, seeds=4)
+    assert result.status != 0, f"bug not noticed:\n{result.output}"
+    reports = ("FAILED", "ThreadSanitizer", "misaligned address")
+    assert any(report in result.output for report in reports), result.output

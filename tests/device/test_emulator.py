@@ -25,7 +25,12 @@ MUTANTS = (
         "ptx::st_release_sys_u32(&theirs.arrivals[block][rank], epoch);",
         "ptx::st_relaxed_sys_u32(&theirs.arrivals[block][rank], epoch);",
     ),
-    Mutant("relaxed_wait", SIGNALS, "ptx::ld_acquire_sys_u32(awaited.word)", "ptx::ld_relaxed_sys_u32(awaited.word)"),
+    Mutant(
+        "relaxed_wait",
+        SIGNALS,
+        "ptx::ld_acquire_sys_u32(awaited.word)",
+        "ptx::ld_relaxed_sys_u32(awaited.word)",
+    ),
     Mutant("no_block_sync_before_signal", SIGNALS, "  ptx::barrier_sync();\n  bool met", "  bool met"),
     Mutant("no_block_sync_after_wait", SIGNALS, "return ptx::barrier_red_and(met);", "return met;"),
     Mutant("single_buffer", SIGNALS, "parity(epoch) * group.half_bytes", "(epoch & 0) * group.half_bytes"),
@@ -42,7 +47,13 @@ MUTANTS = (
         "ptx::st_release_sys_u32(&theirs.arrivals[block][peer], epoch);",
         tsan=False,
     ),
-    Mutant("compare_without_wrap", SIGNALS, "if (reached(seen, awaited.want))", "if (seen >= awaited.want)", tsan=False),
+    Mutant(
+        "compare_without_wrap",
+        SIGNALS,
+        "if (reached(seen, awaited.want))",
+        "if (seen >= awaited.want)",
+        tsan=False,
+    ),
     Mutant(
         "idle_blocks_left_behind",
         SIGNALS,
@@ -103,11 +114,4 @@ def test_kernels_are_right_and_free_of_races(program: str, tsan: bool, tmp_path:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_planted_bug_is_caught(mutant: Mutant, tmp_path: Path) -> None:
     """Would catch: emulator or test programs that no longer notice the bug."""
-    emulation.copy_with_bug(mutant, tmp_path / "csrc")
-    program = tmp_path / mutant.program
-    sources = tmp_path / "csrc"
-    emulation.build(mutant.program, tsan=mutant.tsan, sources=sources, output=program, optimize=False)
-    result = emulation.run(program, seeds=4)
-    assert result.status != 0, f"bug not noticed:\n{result.output}"
-    reports = ("FAILED", "ThreadSanitizer", "misaligned address")
-    assert any(report in result.output for report in reports), result.output
+    emulation.expect_caught(mutant, tmp_path)

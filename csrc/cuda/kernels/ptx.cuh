@@ -150,6 +150,21 @@ INTERLACE_DEVICE float mov_b32_f32(uint32_t bits) {
   asm("mov.b32 %0, %1;" : "=f"(value) : "r"(bits));
   return value;
 }
+INTERLACE_DEVICE uint32_t mov_f32_b32(float value) {
+  uint32_t bits;
+  asm("mov.b32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+}
+INTERLACE_DEVICE float fma_rn_f32(float a, float b, float c) {
+  float value;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(value) : "f"(a), "f"(b), "f"(c));
+  return value;
+}
+INTERLACE_DEVICE float sqrt_rn_f32(float a) {
+  float value;
+  asm("sqrt.rn.f32 %0, %1;" : "=f"(value) : "f"(a));
+  return value;
+}
 INTERLACE_DEVICE uint16_t cvt_rn_bf16_f32(float value) {
   uint16_t bits;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));

@@ -1,0 +1,40 @@
+// Which instance of a kernel a launch needs: by element type and by a bound on the number of ranks.
+#pragma once
+
+#include "core/call.h"
+#include "core/signal.h"
+#include "cuda/kernels/element.cuh"
+
+namespace interlace {
+
+// Kernels::kernel<T, kBound>: the instance for at most kBound ranks. A bound above the number of ranks costs a few skipped
+// instructions, an instance for every number a longer build.
+template <typename Kernels, typename T> typename Kernels::Kernel instance_for(int world_size) {
+  static_assert(kMaxRanks == 8);
+  if (world_size <= 2) return Kernels::template kernel<T, 2>;
+  if (world_size <= 4) return Kernels::template kernel<T, 4>;
+  return Kernels::template kernel<T, 8>;
+}
+
+// For ops that sum; null when there is none for the dtype.
+template <typename Kernels> typename Kernels::Kernel summing_instance(Dtype dtype, int world_size) {
+  switch (dtype) {
+    case Dtype::kFloat32: return instance_for<Kernels, float>(world_size);
+    case Dtype::kBFloat16: return instance_for<Kernels, BFloat16>(world_size);
+    case Dtype::kFloat16: return instance_for<Kernels, Float16>(world_size);
+    default: return nullptr;
+  }
+}
+
+// For ops that copy elements of 1, 2, 4 or 8 bytes; null otherwise.
+template <typename Kernels> typename Kernels::Kernel copying_instance(int64_t element_bytes, int world_size) {
+  switch (element_bytes) {
+    case 1: return instance_for<Kernels, uint8_t>(world_size);
+    case 2: return instance_for<Kernels, uint16_t>(world_size);
+    case 4: return instance_for<Kernels, uint32_t>(world_size);
+    case 8: return instance_for<Kernels, uint64_t>(world_size);
+    default: return nullptr;
+  }
+}
+
+}  // namespace interlace

@@ -1,0 +1,25 @@
+#include "cuda/kernels/reduce_scatter.cuh"
+
+#include "cuda/kernels/collective_launch.h"
+#include "cuda/kernels/launching.cuh"
+
+namespace interlace {
+namespace {
+
+struct Kernels {
+  using Kernel = void (*)(SymmetricGroup, ShardArguments);
+  template <typename T, int kBound> static constexpr Kernel kernel = reduce_scatter_kernel<T, kBound>;
+};
+
+}  // namespace
+
+cudaError_t launch_reduce_scatter(const SymmetricGroup& group, int ranks_played,
+                                  const ShardArguments& arguments, Dtype dtype, int blocks,
+                                  cudaStream_t stream) {
+  const Kernels::Kernel kernel = summing_instance<Kernels>(dtype, group.world_size);
+  if (kernel == nullptr) return cudaErrorInvalidValue;
+  kernel<<<dim3(blocks, ranks_played), kShardThreads, 0, stream>>>(group, arguments);
+  return cudaGetLastError();
+}
+
+}  // namespace interlace

@@ -1,0 +1,27 @@
+#include "cuda/kernels/reduce_scatter_norm.cuh"
+
+#include "cuda/kernels/collective_launch.h"
+#include "cuda/kernels/launching.cuh"
+#include "cuda/kernels/switch_wire.cuh"
+
+namespace interlace {
+namespace {
+
+struct Kernels {
+  using Kernel = void (*)(SymmetricGroup, RowArguments);
+  template <typename T, int> static constexpr Kernel kernel = reduce_scatter_norm_kernel<T, kThroughSwitch>;
+};
+
+}  // namespace
+
+cudaError_t launch_reduce_scatter_norm_multimem(const SymmetricGroup& group, int ranks_played,
+                                                const RowArguments& arguments, Dtype dtype, int blocks,
+                                                cudaStream_t stream) {
+  if (group.multicast == nullptr) return cudaErrorInvalidValue;
+  const Kernels::Kernel kernel = summing_instance<Kernels>(dtype, group.world_size);
+  if (kernel == nullptr) return cudaErrorInvalidValue;
+  kernel<<<dim3(blocks, ranks_played), kRowThreads, 0, stream>>>(group, arguments);
+  return cudaGetLastError();
+}
+
+}  // namespace interlace

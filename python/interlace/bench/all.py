@@ -13,6 +13,7 @@ SUITE: dict[str, dict[str, Any]] = {
     "collective": {"bytes": None},
     "gemm": {"shapes": (), "tp": None, "phase": "both", "rows": None},
     "layer": {"shapes": (), "tp": None, "phase": "both", "rows": None},
+    "model": {"model": ()},
     "attention": {"tokens": 4096, "heads": 8, "kv_heads": 8},
 }
 

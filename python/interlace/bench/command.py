@@ -114,6 +114,18 @@ def layer(ranks: int, rank: int | None, **settings: Any) -> None:
     measure("layer", ranks, rank, settings)
 
 
+@subcommand(
+    click.option("--model", multiple=True, metavar="NAME", help="transformer or smollm2.  [default: both]")
+)
+def model(ranks: int, rank: int | None, **settings: Any) -> None:
+    """Whole decoders: prefill, decode, a step of training.
+
+    Llama's architecture with random weights, and SmolLM2-135M with its own (93 MB, fetched once). Against F.linear with
+    torch's all-reduce, parallelize_module, the tp_plan of transformers and the unsplit model.
+    """
+    measure("model", ranks, rank, settings)
+
+
 @subcommand(click.option("--out", metavar="FOLDER", help="A JSON file per subcommand."), name="all")
 def everything(ranks: int, rank: int | None, **settings: Any) -> None:
     """All subcommands on one start of the ranks; with --quick less than a minute."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,6 +47,7 @@ class Sizes:
     head_dim: int
     layers: int = 1
     vocabulary: int = 64
+    tied: bool = False
 
     @property
     def mlp_parameters(self) -> int:
@@ -60,7 +61,7 @@ class Sizes:
     def parameters(self) -> int:
         """Of the products; norms do not count."""
         layers = self.layers * (self.mlp_parameters + self.attention_parameters)
-        return layers + 2 * self.vocabulary * self.hidden
+        return layers + (1 if self.tied else 2) * self.vocabulary * self.hidden
 
     def attention_flops(self, tokens: int) -> int:
         """Of one causal sequence through one layer's scores and sums, half of them masked away."""
@@ -91,7 +92,7 @@ def config_of(sizes: Sizes) -> Any:
     return transformers.LlamaConfig(
         hidden_size=sizes.hidden, intermediate_size=sizes.intermediate, num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads, num_key_value_heads=sizes.kv_heads, head_dim=sizes.head_dim,
-        vocab_size=sizes.vocabulary, max_position_embeddings=32768, tie_word_embeddings=False,
+        vocab_size=sizes.vocabulary, max_position_embeddings=32768, tie_word_embeddings=sizes.tied,
     )  # fmt: skip
 
 
@@ -174,7 +175,7 @@ def step_of(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
         model.zero_grad(set_to_none=True)
         with torch.enable_grad():
             logits: Tensor = model(input_ids=ids, use_cache=False).logits
-            loss = F.cross_entropy(logits[0, :-1].float(), ids[0, 1:] % logits.shape[-1])
+            loss = F.cross_entropy(logits[0, :-1].float(), ids[0, 1:])
             loss.backward()
         return loss.detach()
 
@@ -242,8 +243,3 @@ def split_by_interlace(model: nn.Module, group: Any = None) -> nn.Module:
 def dtype_name(dtype: torch.dtype) -> str:
     """float32, bfloat16."""
     return str(dtype).removeprefix("torch.")
-
-
-def limit_for(dtype: torch.dtype, of: Mapping[torch.dtype, float] | None = None) -> float:
-    """What a stack of layers may be off: it rounds more than a product does."""
-    return (of or {torch.float32: 1e-4}).get(dtype, 5e-2)

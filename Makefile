@@ -3,7 +3,7 @@
 #   make demo       split a pretrained model over two processes and compare with the unsplit one   ARGS="--dtype bf16"
 #   make test       the whole test suite                                                  ARGS="-k all_reduce -x"
 #   make test-gpu   the tests and timings that need a CUDA device             VENV=<environment with a CUDA torch>
-#   make bench      the benchmarks, tables and results/*.json                                    ARGS=--quick
+#   make bench      every benchmark into benchmarks/results, and the README's tables from them    ARGS=--quick
 #   make lint       ruff, clang-format, mypy
 #   make models     check the Promela models of the signal protocol (needs spin)
 #   make emu        the CUDA kernels on CPU threads, plain and under ThreadSanitizer
@@ -42,9 +42,8 @@ test-gpu: $(stamps)/test
 	$(python) -m pytest -m gpu $(ARGS)
 
 bench: $(stamps)/native
-	@mkdir -p results
-	set -e; for name in gemm_collectives collectives block; do \
-	  $(python) benchmarks/$$name.py --json results/$$name.json $(ARGS); done
+	$(VENV)/bin/interlace bench all --out benchmarks/results $(ARGS)
+	$(VENV)/bin/interlace bench readme
 
 soak: $(stamps)/test
 	for round in $$(seq $(ROUNDS)); do $(python) -m pytest -q tests/faults $(ARGS) || exit 1; done

@@ -1,35 +1,30 @@
-"""The benchmarks on every rank with small problems, whole or with a fault: what test_scripts starts."""
+"""Subcommands on every rank with small problems, whole or with a fault: what test_commands starts."""
 
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 
 from interlace import functional
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from interlace.bench import collective, shapes
 
 
 def run(settings: Mapping[str, Any]) -> int:
-    """Shrink the script named in the settings, break what they ask to break, run it."""
-    sys.path.insert(0, str(BENCHMARKS))
-    script = importlib.import_module(settings["script"])
-    if settings["script"] == "gemm_collectives":
-        script.SHAPES = {op: [(5, 64, 96)] for op in script.SHAPES}
-    elif settings["script"] == "block":
-        script.HIDDEN, script.INNER, script.LAYERS, script.QUICK_ROWS = 64, 96, 2, (3,)
-    else:
-        script.QUICK_SIZES = (256,)
+    """Shrink what the settings name, break what they ask to break, run it."""
+    collective.SIZES["quick"] = (256,)
+    shapes.QUICK = dict.fromkeys(shapes.OPS, ((5, 96, 64),))
     if settings["fault"] == "no sum":
         functional.linear_all_reduce = no_sum
     elif settings["fault"] == "one rank":
         functional.all_reduce = one_rank_wrong(functional.all_reduce)
-    return script.run(settings)
+    worst = 0
+    for name in settings["benchmarks"]:
+        worst = max(worst, importlib.import_module(f"interlace.bench.{name}").run(settings))
+    return worst
 
 
 def no_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, group: str) -> Tensor:
@@ -37,8 +32,6 @@ def no_sum(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, group: str)
 
 
 def one_rank_wrong(all_reduce: Any) -> Any:
-    import torch.distributed as dist
-
     def wrong(x: Tensor, *, group: str) -> Tensor:
         out = all_reduce(x, group=group)
         return out + 1 if dist.get_rank() == 1 else out

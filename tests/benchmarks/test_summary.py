@@ -31,6 +31,13 @@ def test_the_order_is_a_permutation_that_depends_on_seed_and_iteration_only():
     assert orders != [tuple(order(8, iteration, 5)) for iteration in range(50)]
 
 
+def test_every_second_order_is_the_one_before_backwards():
+    """Catches A B A B, in which a drift of the machine weighs on B alone."""
+    for iteration in range(0, 40, 2):
+        assert order(3, iteration, 4) == order(3, iteration + 1, 4)[::-1]
+    assert len({tuple(order(3, iteration, 4)) for iteration in range(0, 40, 2)}) > 8
+
+
 def test_the_slowest_rank_counts_in_every_iteration():
     """Catches a mean over ranks, and the maximum of medians, which hides ranks that are slow in turn."""
     merged = combine([{"a": [Run(1.0), Run(5.0)]}, {"a": [Run(4.0, 0.1), Run(2.0)]}])

@@ -16,12 +16,13 @@ from .. import functional
 from ..context_parallel import work_of
 from ..functional.attention import LAYOUTS, spans_of, tokens_of
 from ..windows import window_bytes
-from .output import Column
+from .output import Column, short, table
 from .peak import peak_bytes
+from .row import Report, Row
 from .session import Session, size_of
 from .shapes import dtypes_of
 
-__all__ = ["COLUMNS", "AttentionCase", "cases", "run"]
+__all__ = ["COLUMNS", "AttentionCase", "cases", "readme", "run"]
 
 ALGORITHMS: dict[str, Callable[..., Any]] = {
     "ring": partial(functional.ring_attention, group=None),
@@ -121,7 +122,7 @@ class AttentionCase:
 def cases(settings: Mapping[str, Any], world_size: int) -> list[AttentionCase]:
     """Every algorithm, layout and mask; quick: one layout each, causal, short."""
     size = size_of(settings)
-    tokens = {"quick": 512, "small": 2048}.get(size, int(settings["tokens"]))
+    tokens = min(int(settings["tokens"]), {"quick": 512, "small": 2048}.get(size, 1 << 30))
     heads, kv_heads = int(settings["heads"]), int(settings["kv_heads"])
     names = [*ALGORITHMS, *(["hierarchical"] if world_size == 4 else [])]
     quick = size == "quick"
@@ -198,6 +199,33 @@ def _held(
         "peak_mb": peak / 1e6,
         "allowed_mb": (alone / size + 2 * block) / 1e6,
     }
+
+
+def readme(report: Report) -> str:
+    """A line per algorithm, layout, mask and dtype: both passes against the ideal, balance, memory."""
+    pairs: dict[tuple[str, ...], dict[str, Row]] = {}
+    for row in report.rows:
+        key = (row.op.removesuffix("_attention"), row.value("layout"), row.value("mask"), short(row.dtype))
+        pairs.setdefault(key, {})[row.value("passes")] = row
+    head = [
+        "algorithm",
+        "layout",
+        "mask",
+        "dtype",
+        "forward x ideal",
+        "with backward",
+        "max/mean",
+        "MB (allowed)",
+    ]
+    lines = []
+    for key, found in pairs.items():
+        forward, both = found.get("forward"), found.get("both")
+        if forward is None or both is None:  # skipped, or interrupted between the two
+            continue
+        numbers = [f"{row.value('ideal_ratio'):.2f}" for row in (forward, both)]
+        held = f"{both.value('peak_mb'):.1f} ({both.value('allowed_mb'):.1f})"
+        lines.append([*key, *numbers, f"{both.value('imbalance'):.2f}", held])
+    return table(head, lines, left=4)
 
 
 def _unsplit(q: Tensor, k: Tensor, v: Tensor, documents: tuple[int, ...] | None) -> Tensor:

@@ -19,12 +19,13 @@ import interlace
 from interlace import functional
 
 from .operands import caches_of, copies_for, turning
-from .output import Column
+from .output import Column, table
 from .peers import Peer
+from .row import Report, Row
 from .session import Session, size_of
 from .shapes import dtypes_of
 
-__all__ = ["COLUMNS", "Collective", "cases", "run"]
+__all__ = ["COLUMNS", "Collective", "cases", "readme", "run"]
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 KIBI = 1024
@@ -207,3 +208,29 @@ def run(settings: Mapping[str, object]) -> int:
     session = Session("collective", COLUMNS, settings)
     peers = session.peers()
     return session.run(cases(settings, session.world_size), lambda case: one(session, case, peers))
+
+
+def readme(report: Report) -> str:
+    """fp32: a line per size, for every op its time, how much faster than torch, and than the best peer."""
+    found = {
+        (row.op, row.bytes): row for row in report.rows if row.dtype == "float32" and not row.straggler_us
+    }
+    sizes = sorted({size for _, size in found if size})
+    head = ["bytes", *(title for op in OPS for title in (f"{op} us", "x torch", "x peer"))]
+    lines = []
+    for size in sizes:
+        cells = [f"{size:,}"]
+        for op in OPS:
+            row = found.get((op, size))
+            cells += _figures(row) if row is not None else ["-"] * 3
+        lines.append(cells)
+    return table(head, lines, left=0)
+
+
+def _figures(row: Row) -> list[str]:
+    peer = f"{row.peer_speedup:.2f} {row.peer}" if row.peer_speedup else "-"
+    values = (
+        "-" if row.fused_us is None else f"{row.fused_us:.0f}",
+        "-" if row.speedup is None else f"{row.speedup:.1f}",
+    )
+    return [*values, peer]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -154,3 +155,27 @@ def compare(before: str, after: str, threshold: float, metric: str, everything: 
         click.echo(text)
     if found.failed(threshold / 100):
         raise SystemExit(1)
+
+
+@bench.command()
+@click.option(
+    "--readme", "path", default="README.md", show_default=True, type=click.Path(exists=True, dir_okay=False)
+)
+@click.option("--results", default="benchmarks/results", show_default=True, type=click.Path(exists=True))
+@click.option("--check", is_flag=True, help="Write nothing; status 1 when a table is not in step.")
+def readme(path: str, results: str, check: bool) -> None:
+    """Make the tables of a README anew from result files.
+
+    A table stands between <!-- bench:NAME --> and <!-- bench:end -->; NAME is a subcommand, its file NAME.json.
+    """
+    from .output import replace_file
+    from .readme import filled
+
+    text = Path(path).read_text(encoding="utf-8")
+    made = filled(text, results)
+    if check and made != text:
+        click.echo(f"{path} is not in step with {results}; `interlace bench readme` brings it there")
+        raise SystemExit(1)
+    if made != text:
+        replace_file(path, made)
+    click.echo(f"{path} is in step with {results}")

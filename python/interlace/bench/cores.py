@@ -10,16 +10,20 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["Placement", "available_cores", "place", "spread", "whole_machine"]
+__all__ = ["Placement", "available_cores", "place", "release", "spread", "whole_machine"]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Cores of this machine the ranks share; `core` is this rank's own, None when ranks outnumber cores."""
+    """Cores of this machine the ranks share; `core` is this rank's own, None when ranks outnumber cores.
+
+    allowed: what the thread might use before it was placed.
+    """
 
     cores: tuple[int, ...]
     core: int | None
     world_size: int
+    allowed: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         if self.core is None:
@@ -65,10 +69,16 @@ def place(rank: int, world_size: int) -> Placement:
     cores = available_cores()
     torch.set_num_threads(1)
     if len(cores) < world_size or not hasattr(os, "sched_setaffinity"):
-        return Placement(tuple(cores), None, world_size)
+        return Placement(tuple(cores), None, world_size, tuple(cores))
     chosen = tuple(cores[:world_size])
     os.sched_setaffinity(0, {chosen[rank]})
-    return Placement(chosen, chosen[rank], world_size)
+    return Placement(chosen, chosen[rank], world_size, tuple(cores))
+
+
+def release(placement: Placement) -> None:
+    """Let the calling thread use all its cores again: who is placed next must not take one core for the machine."""
+    if placement.core is not None:
+        os.sched_setaffinity(0, set(placement.allowed))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ torch.distributed / fused, 20th percentiles.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,12 +22,13 @@ from interlace import functional
 from interlace.reference import chunk_range
 
 from .operands import caches_of, copies_for, packed, turning
-from .output import Column
+from .output import Column, markdown, short
 from .peers import Peer, product_of
+from .row import Report
 from .session import Session
 from .shapes import Product, dtypes_of, products_of
 
-__all__ = ["COLUMNS", "GemmCase", "cases", "run"]
+__all__ = ["COLUMNS", "GemmCase", "cases", "readme", "run"]
 
 SAMPLE = 32  # rows that are compared with fp64: all of them would take longer than the benchmark
 ENGINE = ("fused", "unfused", "compute")  # variants that run on the tile engine
@@ -263,3 +264,27 @@ def run(settings: Mapping[str, object]) -> int:
     session = Session("gemm", COLUMNS, settings)
     peers = session.peers()
     return session.run(cases(settings, session.world_size), lambda case: one(session, case, peers))
+
+
+README = (
+    Column("op", "op"),
+    Column("dtype", "dtype"),
+    Column("M", "m", "{:,}"),
+    Column("N", "n", "{:,}"),
+    Column("K", "k", "{:,}"),
+    Column("us", "fused_us", "{:.0f}"),
+    Column("engine", "engine_ratio", "{:.2f}"),
+    Column("communication", "communication_ratio", "{:.3f}"),
+    Column("overlap", "overlap_efficiency", "{:.2f}"),
+    Column("x floor", "x_floor", "{:.3f}"),
+    Column("unfused / fused", "unfused_ratio", "{:.2f}"),
+    Column("x torch", "speedup", "{:.1f}"),
+    Column("x peer", "peer_speedup", "{:.1f}"),
+    Column("peer", "peer"),
+)
+
+
+def readme(report: Report) -> str:
+    """A line per shape."""
+    rows = [replace(r, op=f"`{r.op}`", dtype=short(r.dtype)) for r in report.rows if not r.straggler_us]
+    return markdown(rows, README, notes=False)

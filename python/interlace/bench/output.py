@@ -14,7 +14,18 @@ from typing import Any
 
 from .row import SCHEMA, Report, Row
 
-__all__ = ["Column", "cells", "csv_text", "json_text", "line", "markdown", "replace_file", "write"]
+__all__ = [
+    "Column",
+    "cells",
+    "csv_text",
+    "json_text",
+    "line",
+    "markdown",
+    "replace_file",
+    "short",
+    "table",
+    "write",
+]
 
 ABSENT = "-"
 
@@ -44,6 +55,11 @@ def cells(row: Row, columns: Sequence[Column]) -> list[str]:
     return [column.cell(row) for column in columns]
 
 
+def short(dtype: str) -> str:
+    """bf16, fp16, fp32, fp64 for torch's names."""
+    return {"bfloat16": "bf16"}.get(dtype, dtype.replace("float", "fp"))
+
+
 def marks(row: Row) -> str:
     """What a reader must know before a number of this row is used."""
     said = ["skipped: " + row.skipped] if row.skipped else []
@@ -59,17 +75,23 @@ def line(texts: Sequence[str], columns: Sequence[Column], tail: str = "") -> str
     return f"{body}  {tail}" if tail else body
 
 
-def markdown(rows: Iterable[Row], columns: Sequence[Column]) -> str:
-    """A table that a README can hold: numbers to the right."""
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """Markdown; the first `left` columns are words, the others numbers, to the right."""
+    rule = ["---"] * left + ["---:"] * (len(head) - left)
+    lines = [f"| {' | '.join(head)} |", f"|{'|'.join(rule)}|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def markdown(rows: Sequence[Row], columns: Sequence[Column], notes: bool = True) -> str:
+    """Rows as a Markdown table: numbers to the right; what a reader must know of a row stands in its last cell."""
     rule = ["---:" if column.numeric else "---" for column in columns]
-    lines = [[c.title for c in columns], rule, *([*cells(row, columns)] for row in rows)]
-    noted = [marks(row) for row in rows] if isinstance(rows, Sequence) else []
-    out = ["| " + " | ".join(texts) + " |" for texts in lines]
-    out[1] = "|" + "|".join(rule) + "|"
-    for index, said in enumerate(noted):
-        if said:
-            out[index + 2] = out[index + 2][:-2] + f" ({said}) |"
-    return "\n".join(out)
+    lines = [f"| {' | '.join(c.title for c in columns)} |", f"|{'|'.join(rule)}|"]
+    for row in rows:
+        texts = cells(row, columns)
+        said = marks(row) if notes else ""
+        texts[-1] += f" ({said})" if said else ""
+        lines.append(f"| {' | '.join(texts)} |")
+    return "\n".join(lines)
 
 
 def json_text(reports: Sequence[Report]) -> str:

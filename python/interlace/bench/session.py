@@ -14,7 +14,7 @@ import interlace
 
 from .capacity import Capacity
 from .clock import clock_for
-from .cores import place
+from .cores import place, release
 from .journal import Journal
 from .machine import describe, one_line, versions
 from .metrics import bandwidth, bus_factor, figures, rates, teraflops
@@ -261,6 +261,7 @@ class Session:
         if times:
             self.report.harness["largest_share"] = self.report.harness["residual_us"] / min(times)
         self.screen.closing(self.report)
+        release(self.placement)
         self.report.timeline = self.timeline.entry() if self.timeline is not None else {}
         self.journal.head(partial=False)
         return 1 if self.report.wrong else 0

@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 SOURCES = tuple(sorted(path.name for path in (emulation.CSRC / "cuda" / "kernels").glob("*.cu")))
-ARCHITECTURES = {"_sm90.cu": {"sm_90"}, "_sm80.cu": {"sm_80", "sm_100"}, "_sm100.cu": {"sm_100"}}
+ARCHITECTURES = {"_sm90.cu": {"sm_90"}, "_sm100.cu": {"sm_100"}}
 ALL_ARCHITECTURES = {"sm_80", "sm_90", "sm_100"}
 
 # Registers per thread; one block per multiprocessor: blocks that wait for each other must all be resident. 65536 / 384

@@ -2,6 +2,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <mutex>
+#include <set>
+#include <string>
+
 #include "core/segment_layout.h"
 #include "runtime/group.h"
 #include "runtime/segment.h"
@@ -76,6 +80,16 @@ Segment create_segment(int rank, int world_size, int64_t reserve_bytes, int64_t 
   }
   prepare_control_page(segment, rank, world_size, first_epoch);
   return segment;
+}
+
+// The path of a call whose way Python chose. The texts are kept: paths point at them, and there are few.
+void note_python_path(const std::string& op, const std::string& algorithm, const std::string& reason,
+                      bool fused) {
+  static std::mutex mutex;
+  static std::set<std::string> texts;
+  const std::lock_guard lock(mutex);
+  note_path({op_named(op), texts.insert(algorithm).first->c_str(), texts.insert(reason).first->c_str(),
+             fused});
 }
 
 py::dict describe_group(const std::string& name) {
@@ -159,6 +173,8 @@ PYBIND11_MODULE(_C, m) {
     return fused_group(op_named(op), name) != nullptr;
   });
   m.def("set_print_paths", &set_print_paths);
+  m.def("note_path", &note_python_path, py::arg("op"), py::arg("algorithm"), py::arg("reason"),
+        py::arg("fused"));
   m.def("last_path", [] {
     const Path path = last_path();
     return py::make_tuple(op_name(path.op), path.algorithm, path.reason, path.fused);

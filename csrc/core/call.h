@@ -15,6 +15,11 @@ enum class Op : uint32_t {
   kAllGather,
   kReduceScatter,
   kAllToAll,
+  kGemmAllReduceNorm,
+  kGemmReduceScatterNorm,
+  kAllGatherGemmScaled,
+  kGemmReduceScatterScaled,
+  kColumnGemm,
   kBarrier,
   kGrow,
   kRefused,
@@ -29,6 +34,11 @@ constexpr const char* op_name(Op op) {
     case Op::kAllGather: return "all_gather";
     case Op::kReduceScatter: return "reduce_scatter";
     case Op::kAllToAll: return "all_to_all";
+    case Op::kGemmAllReduceNorm: return "gemm_all_reduce_norm";
+    case Op::kGemmReduceScatterNorm: return "gemm_reduce_scatter_norm";
+    case Op::kAllGatherGemmScaled: return "all_gather_gemm_scaled";
+    case Op::kGemmReduceScatterScaled: return "gemm_reduce_scatter_scaled";
+    case Op::kColumnGemm: return "column_gemm";
     case Op::kBarrier: return "barrier";
     case Op::kGrow: return "workspace growth";
     case Op::kRefused: return "refused call";

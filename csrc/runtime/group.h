@@ -168,7 +168,8 @@ std::vector<std::string> group_names();
 // Asked every few milliseconds of waiting; true when a signal handler raised. Set by the Python bindings.
 void set_interrupt_check(bool (*check)());
 // Which way the ops of this thread shall go, and which way the last one went.
-enum class Backend : int { kAuto, kFused, kReference };
+// kDecomposed: Python sends what has such a form there; the rest goes as with kAuto.
+enum class Backend : int { kAuto, kFused, kReference, kDecomposed };
 Backend& backend();  // this thread's
 Backend& default_backend();  // what a thread starts with
 Path& last_path();

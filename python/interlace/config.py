@@ -2,11 +2,12 @@
 
 | variable | meaning | default |
 |---|---|---|
-| INTERLACE_BACKEND | auto, fused or reference: what `interlace.backend` starts with | auto |
+| INTERLACE_BACKEND | auto, fused, decomposed or reference: what `interlace.backend` starts with | auto |
 | INTERLACE_TIMEOUT | seconds a rank waits for a peer before CollectiveTimeout | 300 |
 | INTERLACE_WORKSPACE | first size of a group's workspace per rank, bytes | 8 MiB |
 | INTERLACE_MAX_WORKSPACE | calls that need more than this per rank are cut into pieces, bytes | 64 MiB |
 | INTERLACE_ISA | generic, avx2 or avx512: cap on the instruction set of the CPU kernels | best found |
+| INTERLACE_TUNED | file of `interlace tune` laid over the shipped table of measured choices (CUDA) | none |
 | INTERLACE_PRINT_CONFIG | 1 prints each new choice of algorithm once, with its reason | 0 |
 """
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 __all__ = ["Settings", "settings"]
 
-BACKENDS = ("auto", "fused", "reference")
+BACKENDS = ("auto", "fused", "reference", "decomposed")
 ISAS = ("", "generic", "avx2", "avx512")
 
 
@@ -31,6 +32,7 @@ class Settings:
     max_workspace_bytes: int
     isa: str
     print_config: bool
+    tuned: str
 
 
 def _number(name: str, default: float) -> float:
@@ -61,6 +63,7 @@ def _read() -> Settings:
         max_workspace_bytes=int(_number("INTERLACE_MAX_WORKSPACE", 64 << 20)),
         isa=_choice("INTERLACE_ISA", ISAS, ""),
         print_config=os.environ.get("INTERLACE_PRINT_CONFIG", "0") not in ("", "0"),
+        tuned=os.environ.get("INTERLACE_TUNED", ""),
     )
 
 

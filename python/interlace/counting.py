@@ -27,6 +27,10 @@ _TURNS = {
     "gemm_all_reduce": 2,
     "sum_gemm_reduce_scatter": 1,
     "sum_gemm_all_reduce": 2,
+    "gemm_all_reduce_norm": 2,
+    "gemm_reduce_scatter_norm": 1,
+    "all_gather_gemm_scaled": 1,
+    "gemm_reduce_scatter_scaled": 1,
     "context_attention": 1,
     "context_attention_backward": 2,
     "gemm_all_to_all": 1,
@@ -76,7 +80,7 @@ class _Counting(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         if func.namespace == "interlace":
-            name = func._opname.removesuffix("_reference")
+            name = func._opname.removesuffix("_reference").removesuffix("_decomposed")
             if name in _TURNS and args[-1] != "":  # an empty group name: attention that stays on its rank
                 self._add(name, args, out)
         return out
@@ -97,7 +101,12 @@ def _whole_bytes(name: str, args: tuple[Any, ...], out: Any) -> int:
         x, outs = args[0], out[1]
         rows = outs[0].numel() // max(1, outs[0].shape[-1])
         return rows * x.shape[-1] * x.element_size()
-    if name.endswith("gemm_reduce_scatter"):
+    if name == "all_gather_gemm_scaled":
+        rows = out[0].numel() // max(1, out[0].shape[-1])
+        return rows * args[0].shape[-1] * args[0].element_size()
+    if name.endswith("_norm"):
+        out = out[1]  # the sums
+    if name.endswith(("gemm_reduce_scatter", "gemm_reduce_scatter_norm", "gemm_reduce_scatter_scaled")):
         x = args[0][0] if isinstance(args[0], list | tuple) else args[0]
         return x.numel() // max(1, x.shape[-1]) * out.shape[-1] * out.element_size()
     if name.startswith("context_attention"):  # every rank's keys and values, and their gradients

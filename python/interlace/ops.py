@@ -1,6 +1,7 @@
 """What the dispatcher knows about the ops beyond their kernels: fake tensors, autocast, the way to torch.distributed.
 
-Schemas are in csrc/ops.cpp, CPU kernels in csrc/cpu, gradients in `functional`. Every op has its fake here.
+Schemas are in csrc/ops.cpp, CPU kernels in csrc/cpu and `composed`, those of the CUDA key in `cuda_dispatch`, gradients
+in `functional`. Every op has its fake here.
 """
 
 from __future__ import annotations
@@ -12,24 +13,42 @@ import torch
 import torch.nn.functional as F
 from torch import _C, Tensor
 
-from . import reference
+from . import composed, cuda_dispatch, decomposed, reference
 from ._native import _C as native
 from .groups import resolve
+from .paths import chosen_backend, note_path
 
 __all__ = ["CAST_OPS", "OPS", "routed"]
 
 OPS = torch.ops.interlace
-CAST_OPS = ("all_gather_gemm", "gemm_reduce_scatter", "gemm_all_reduce", "column_gemm")
+CAST_OPS = (
+    "all_gather_gemm",
+    "gemm_reduce_scatter",
+    "gemm_all_reduce",
+    "gemm_all_reduce_norm",
+    "gemm_reduce_scatter_norm",
+    "column_gemm",
+)
+# their dtypes are what the caller made of them: autocast leaves them alone, and what they call
+UNCAST_OPS = ("all_gather_gemm_scaled", "gemm_reduce_scatter_scaled")
 _LIB = torch.library.Library("interlace", "IMPL")
 
 
-def routed(op: torch._ops.OpOverload, group_name: str) -> torch._ops.OpOverload:
+def routed(op: torch._ops.OpOverload, group_name: str, args: Sequence[Any] = ()) -> torch._ops.OpOverload:
     """The op, or its twin in torch.distributed when the group or `interlace.backend` says so.
 
-    The C++ kernels know the way too; going from here keeps the text of errors, which the stable ABI loses.
+    The C++ kernels know the way too; going from here keeps the text of errors, which the stable ABI loses. Kernels of
+    the CUDA key choose for themselves: `args` tell the device.
     """
     name = op._opname
-    if name == "column_gemm" or native.is_fused(name, group_name):
+    first = args[0] if args else None
+    if isinstance(first, list | tuple) and first:
+        first = first[0]
+    if name == "column_gemm" or (isinstance(first, Tensor) and first.is_cuda):
+        return op
+    if chosen_backend() == "decomposed" and name in _DECOMPOSED:
+        return getattr(OPS, f"{name}_decomposed").default
+    if native.is_fused(name, group_name):
         return op
     return getattr(OPS, f"{name}_reference").default
 
@@ -109,6 +128,64 @@ def _sum_gemm_all_reduce(xs: list[Tensor], weights: list[Tensor], group_name: st
     return xs[0].new_empty([*xs[0].shape[:-1], weights[0].shape[0]])
 
 
+def _gemm_all_reduce_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+    group_name: str,
+) -> tuple[Tensor, Tensor]:
+    shape = [*x.shape[:-1], weight.shape[0]]
+    return x.new_empty(shape), x.new_empty(shape)
+
+
+def _gemm_reduce_scatter_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    norm_weight: Tensor,
+    eps: float,
+    scatter_dim: int,
+    group_name: str,
+    length: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    shape = _scattered([*x.shape[:-1], weight.shape[0]], scatter_dim, group_name, length)
+    return x.new_empty(shape), x.new_empty(shape)
+
+
+def _all_gather_gemm_scaled(
+    x_shard: Tensor,
+    x_scale: Tensor,
+    weights: list[Tensor],
+    weight_scales: list[Tensor],
+    biases: list[Tensor | None],
+    out_dtype: torch.dtype,
+    gather_dim: int,
+    group_name: str,
+    gather_size: int | None = None,
+) -> list[Tensor]:
+    shape = _gathered(x_shard.shape, gather_dim, group_name, gather_size)
+    return [x_shard.new_empty([*shape[:-1], w.shape[0]], dtype=out_dtype) for w in weights]
+
+
+def _gemm_reduce_scatter_scaled(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    scatter_dim: int,
+    group_name: str,
+    length: int | None = None,
+) -> Tensor:
+    shape = _scattered([*x.shape[:-1], weight.shape[0]], scatter_dim, group_name, length)
+    return x.new_empty(shape, dtype=out_dtype)
+
+
 def _all_reduce(x: Tensor, group_name: str) -> Tensor:
     return x.new_empty(x.shape)
 
@@ -138,6 +215,10 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "column_gemm": _column_gemm,
     "sum_gemm_reduce_scatter": _sum_gemm_reduce_scatter,
     "sum_gemm_all_reduce": _sum_gemm_all_reduce,
+    "gemm_all_reduce_norm": _gemm_all_reduce_norm,
+    "gemm_reduce_scatter_norm": _gemm_reduce_scatter_norm,
+    "all_gather_gemm_scaled": _all_gather_gemm_scaled,
+    "gemm_reduce_scatter_scaled": _gemm_reduce_scatter_scaled,
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
@@ -156,7 +237,7 @@ def _unpack_weight(packed: Tensor, rows: int, depth: int) -> Tensor:
 
 
 def _autocast_kernel(op: torch._ops.OpOverload, device_type: str, key: _C.DispatchKey) -> Callable[..., Any]:
-    """The rule of F.linear: floating inputs but fp64 go to the autocast dtype of the device."""
+    """The rule of F.linear: floating inputs but fp64 go to the autocast dtype of the device. Nothing below is cast."""
     exclude = _C.DispatchKeySet(key)
 
     def cast(value: Any, dtype: torch.dtype) -> Any:
@@ -167,22 +248,14 @@ def _autocast_kernel(op: torch._ops.OpOverload, device_type: str, key: _C.Dispat
         return value
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
+        if op._opname in UNCAST_OPS:
+            with _C._ExcludeDispatchKeyGuard(exclude):
+                return op(*args, **kwargs)
         dtype = torch.get_autocast_dtype(device_type)
         with _C._ExcludeDispatchKeyGuard(exclude):
             return op(*(cast(a, dtype) for a in args), **{k: cast(v, dtype) for k, v in kwargs.items()})
 
     return kernel
-
-
-def _sum_all_reduce(xs: list[Tensor], weights: list[Tensor], group_name: str) -> Tensor:
-    return reference.all_reduce(reference.sum_of_products(xs, weights), group_name).to(xs[0].dtype)
-
-
-def _sum_reduce_scatter(
-    xs: list[Tensor], weights: list[Tensor], scatter_dim: int, group_name: str, length: int | None = None
-) -> Tensor:
-    total = reference.sum_of_products(xs, weights)
-    return reference.reduce_scatter(total, scatter_dim, group_name, length).to(xs[0].dtype)
 
 
 def _plain(weight: Tensor, rows: int | None, x: Tensor) -> Tensor:
@@ -210,8 +283,12 @@ _REFERENCES: dict[str, Callable[..., Any]] = {
     "gemm_all_reduce": lambda x, w, b, group_name, rows=None: reference.gemm_all_reduce(
         x, _plain(w, rows, x), b, group_name
     ),
-    "sum_gemm_reduce_scatter": _sum_reduce_scatter,
-    "sum_gemm_all_reduce": _sum_all_reduce,
+    "sum_gemm_reduce_scatter": reference.sum_gemm_reduce_scatter,
+    "sum_gemm_all_reduce": reference.sum_gemm_all_reduce,
+    "gemm_all_reduce_norm": reference.gemm_all_reduce_norm,
+    "gemm_reduce_scatter_norm": reference.gemm_reduce_scatter_norm,
+    "all_gather_gemm_scaled": reference.all_gather_gemm_scaled,
+    "gemm_reduce_scatter_scaled": reference.gemm_reduce_scatter_scaled,
     "column_gemm": lambda x, weights, biases, group_name, packed_rows=(): [
         F.linear(x, w, b) for w, b in zip(_plain_list(weights, packed_rows, x), biases, strict=True)
     ],
@@ -222,6 +299,49 @@ _REFERENCES: dict[str, Callable[..., Any]] = {
 }
 
 
+def _decomposed_all_gather_gemm(
+    x, weights, biases, dim, group_name, return_gathered, size=None, packed_rows=()
+):
+    plain = _plain_list(weights, packed_rows, x)
+    return decomposed.all_gather_gemm(x, plain, biases, dim, group_name, return_gathered, size)
+
+
+_DECOMPOSED: dict[str, Callable[..., Any]] = {
+    "all_gather_gemm": _decomposed_all_gather_gemm,
+    "gemm_reduce_scatter": lambda x, w, b, dim, group_name, rows=None, length=None: (
+        decomposed.gemm_reduce_scatter(x, _plain(w, rows, x), b, dim, group_name, length)
+    ),
+    "gemm_all_reduce": lambda x, w, b, group_name, rows=None: decomposed.gemm_all_reduce(
+        x, _plain(w, rows, x), b, group_name
+    ),
+    "sum_gemm_reduce_scatter": decomposed.sum_gemm_reduce_scatter,
+    "sum_gemm_all_reduce": decomposed.sum_gemm_all_reduce,
+    "gemm_all_reduce_norm": decomposed.gemm_all_reduce_norm,
+    "gemm_reduce_scatter_norm": decomposed.gemm_reduce_scatter_norm,
+    "all_gather_gemm_scaled": decomposed.all_gather_gemm_scaled,
+    "gemm_reduce_scatter_scaled": decomposed.gemm_reduce_scatter_scaled,
+}
+
+
+def _noted(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel, and its path told."""
+
+    def told(*args: Any, **kwargs: Any) -> Any:
+        note_path(name, "decomposed", 'interlace.backend("decomposed"): products in pieces', False)
+        return kernel(*args, **kwargs)
+
+    return told
+
+
+# Ops of CPU tensors whose kernels are Python.
+_COMPOSED: dict[str, Callable[..., Any]] = {
+    "gemm_all_reduce_norm": composed.gemm_all_reduce_norm,
+    "gemm_reduce_scatter_norm": composed.gemm_reduce_scatter_norm,
+    "all_gather_gemm_scaled": composed.all_gather_gemm_scaled,
+    "gemm_reduce_scatter_scaled": composed.gemm_reduce_scatter_scaled,
+}
+
+
 def _register() -> None:
     for name, fake in _FAKES.items():
         torch.library.register_fake(f"interlace::{name}", fake, lib=_LIB)
@@ -229,11 +349,17 @@ def _register() -> None:
     torch.library.register_fake("interlace::pack_weight", _pack_weight, lib=_LIB)
     torch.library.register_fake("interlace::unpack_weight", _unpack_weight, lib=_LIB)
     for name, kernel in _REFERENCES.items():
-        _LIB.impl(f"{name}_reference", kernel, "CPU")
-        for device in ("CUDA",):  # no fused CUDA kernels yet: torch.distributed serves GPU tensors
+        for device in ("CPU", "CUDA"):
             _LIB.impl(f"{name}_reference", kernel, device)
-            _LIB.impl(name, kernel, device)
-    for name in CAST_OPS:
+    for name, kernel in _DECOMPOSED.items():
+        torch.library.register_fake(f"interlace::{name}_decomposed", _FAKES[name], lib=_LIB)
+        for device in ("CPU", "CUDA"):
+            _LIB.impl(f"{name}_decomposed", _noted(name, kernel), device)
+    for name, kernel in _COMPOSED.items():
+        _LIB.impl(name, kernel, "CPU")
+    for name, kernel in cuda_dispatch.KERNELS.items():
+        _LIB.impl(name, kernel, "CUDA")
+    for name in (*CAST_OPS, *UNCAST_OPS):
         op = getattr(OPS, name).default
         _LIB.impl(name, _autocast_kernel(op, "cpu", _C.DispatchKey.AutocastCPU), "AutocastCPU")
         _LIB.impl(name, _autocast_kernel(op, "cuda", _C.DispatchKey.AutocastCUDA), "AutocastCUDA")

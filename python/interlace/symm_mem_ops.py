@@ -35,7 +35,7 @@ def _call(name: str, group_name: str, *args: Any) -> Any:
     """An op's own kernel, or its twin in torch.distributed; these schemas have no gradients of their own."""
     try:
         with _C._AutoDispatchBelowAutograd():
-            return routed(getattr(OPS, name).default, group_name)(*args)
+            return routed(getattr(OPS, name).default, group_name, args)(*args)
     except RuntimeError as error:
         raise translated(error) from None
 

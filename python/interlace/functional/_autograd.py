@@ -27,7 +27,7 @@ def below_autograd(op: torch._ops.OpOverload, keyset: Any, group_name: str, *arg
     """
     try:
         with _C._AutoDispatchBelowADInplaceOrView():
-            return routed(op, group_name).redispatch(keyset & _C._after_ADInplaceOrView_keyset, *args)
+            return routed(op, group_name, args).redispatch(keyset & _C._after_ADInplaceOrView_keyset, *args)
     except RuntimeError as error:
         raise translated(error) from None
 
@@ -38,7 +38,7 @@ def call(op: torch._ops.OpOverload, group_name: str, *args: Any) -> Any:
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return op(*args)
         with _C._AutoDispatchBelowAutograd():
-            return routed(op, group_name)(*args)
+            return routed(op, group_name, args)(*args)
     except RuntimeError as error:
         raise translated(error) from None
 

@@ -9,19 +9,35 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from .. import symmetric_memory
+from .. import cuda_dispatch, symmetric_memory
 from ..errors import CollectiveAborted, CollectiveTimeout, translated
 from ..groups import GroupInfo
 from ..reference import chunk_range
 
-__all__ = ["autocast", "check_dim", "check_gather_size", "check_product", "check_splits", "peers_told"]
+__all__ = [
+    "autocast",
+    "check_dim",
+    "check_gather_size",
+    "check_product",
+    "check_splits",
+    "peers_told",
+    "refuse",
+]
 
 
 def refuse(info: GroupInfo, error: type[Exception], text: str) -> NoReturn:
-    """Raise `error`; peers that make this call with good arguments raise CollectiveAborted with the same text."""
-    if info.world_size > 1 and not info.fallback:
+    """Raise `error`; peers that make this call with good arguments raise CollectiveAborted with the same text.
+
+    On CUDA tensors they raise CollectiveTimeout instead: see cuda_dispatch.arguments.
+    """
+    if _shares_memory(info):
         symmetric_memory.refuse(info.name, f"{error.__name__}: {text}")
     raise error(text)
+
+
+def _shares_memory(info: GroupInfo) -> bool:
+    """Whether peers in this call wait in shared memory, where they can be told."""
+    return info.world_size > 1 and not info.fallback and not cuda_dispatch.is_used(info.name)
 
 
 def autocast(*tensors: Tensor | None) -> list[Tensor | None]:
@@ -42,7 +58,7 @@ def peers_told(info: GroupInfo, op: str) -> Iterator[None]:
         if isinstance(error, RuntimeError):
             error = translated(error)
         of_a_collective = isinstance(error, CollectiveAborted | CollectiveTimeout)
-        if info.world_size > 1 and not info.fallback and not of_a_collective:
+        if _shares_memory(info) and not of_a_collective:
             symmetric_memory.refuse(info.name, f"{type(error).__name__}: {op}: {error}")
         raise error from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from ..ops import OPS
 from ._autograd import below_autograd, is_recorded, register, requires_grad, will_need
+from ._side import Beside
 from ._weights import plain_weights
 from .regions import as_copied, summed
 
@@ -114,16 +116,22 @@ class _AllGatherGemm(torch.autograd.Function):
         inputs = [x, *weights, *(weights[0] if has else None for has in ctx.has_bias)]
         needs = will_need(ctx, inputs)
         grad_x, grad_weights, grad_biases = None, [None] * n, [None] * n
+        rows = x if return_gathered else None
+        if rows is None and x.is_cuda and any(needs[1 : 1 + n]):
+            # before dX, whose reduce-scatter then hides under dW
+            rows = OPS.all_gather(x, gather_dim, group_name, gather_size)
+        beside = Beside(x)
         if needs[0]:
             grad_outs, used = _used(grads, plain_weights(weights, ctx.packed_rows, x.shape[-1], x.dtype))
             grad_x = _gathered_input_gradient(
                 grad_gathered, grad_outs, used, gather_dim, group_name, ctx.length
             )
         if any(needs[1 : 1 + n]):
-            rows = x if return_gathered else OPS.all_gather(x, gather_dim, group_name, gather_size)
+            if rows is None:
+                rows = OPS.all_gather(x, gather_dim, group_name, gather_size)
             for i, grad in enumerate(grads):
                 if needs[1 + i] and grad is not None:
-                    grad_weights[i] = weight_gradient(grad, rows)
+                    grad_weights[i] = beside.run(partial(weight_gradient, grad, rows), [grad, rows])
         for i, grad in enumerate(grads):
             if needs[1 + n + i] and grad is not None:
                 grad_biases[i] = bias_gradient(grad)
@@ -176,6 +184,7 @@ class _ColumnGemm(torch.autograd.Function):
         inputs = [x, *weights, *(weights[0] if has else None for has in ctx.has_bias)]
         needs = will_need(ctx, inputs)
         grad_x, grad_weights, grad_biases = None, [None] * n, [None] * n
+        beside = Beside(x)
         if needs[0]:
             grad_outs, used = _used(grads, plain_weights(weights, ctx.packed_rows, x.shape[-1], x.dtype))
             grad_x = all_reduce_input_gradient(grad_outs, used, ctx.group_name) if grad_outs else None
@@ -184,7 +193,7 @@ class _ColumnGemm(torch.autograd.Function):
             if grad is None:
                 continue
             if needs[1 + i]:
-                grad_weights[i] = weight_gradient(grad, x)
+                grad_weights[i] = beside.run(partial(weight_gradient, grad, x), [grad, x])
             if needs[1 + n + i]:
                 grad_biases[i] = bias_gradient(grad)
         return None, None, None, grad_x, *grad_weights, *grad_biases

@@ -1,0 +1,90 @@
+"""Products of fp8 tensors with their scales, on CUDA tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .. import decomposed, reference
+from . import launches
+from .arguments import check_scaled
+from .deciding import decide, place_of, shard_sizes
+from .launches import Epilogue
+from .shapes import flat_rows, granule_of, leads, wrap_dim
+from .sums import Sum, summed
+
+__all__ = ["all_gather_gemm_scaled", "gemm_reduce_scatter_scaled"]
+
+
+def all_gather_gemm_scaled(
+    x_shard: Tensor,
+    x_scale: Tensor,
+    weights: Sequence[Tensor],
+    weight_scales: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    out_dtype: torch.dtype,
+    gather_dim: int,
+    group_name: str,
+    gather_size: int | None = None,
+) -> list[Tensor]:
+    """gather(x * x_scale) @ (W_i * weight_scale_i)^T + b_i; the scales of the rows travel with them."""
+    op = "all_gather_gemm_scaled"
+    check_scaled(op, x_shard, x_scale, weights, weight_scales)
+    dim = wrap_dim(op, "gather_dim", gather_dim, x_shard)
+    place = place_of(group_name)
+    sizes = shard_sizes(op, x_shard.shape[dim], place, x_shard.device, gather_size)
+    granule = granule_of(x_shard, dim)
+    decision = decide(
+        op, x_shard, place, rows=sum(sizes) * granule, width=x_shard.shape[-1],
+        dim_leads=leads(x_shard, dim), products=len(weights), out_dtype=out_dtype,
+    )  # fmt: skip
+    arguments = (x_shard, x_scale, weights, weight_scales, biases, out_dtype, gather_dim, group_name)
+    if decision.algorithm == "decomposed":
+        return decomposed.all_gather_gemm_scaled(*arguments, gather_size)
+    if decision.algorithm == "baseline":
+        return reference.all_gather_gemm_scaled(*arguments, gather_size)
+    shape = [*x_shard.shape[:dim], sum(sizes), *x_shard.shape[dim + 1 : -1]]
+    rows = [size * granule for size in sizes]
+    x, scales = flat_rows(x_shard), reference.row_scales(x_shard, x_scale).reshape(-1, 1).contiguous()
+    if decision.algorithm == "fused":
+        _, outs = launches.fused_gather(
+            x, weights, biases, rows, place, decision.launch, out_dtype=out_dtype, want_gathered=False,
+            x_scale=scales, weight_scales=[s.reshape(-1) for s in weight_scales],
+        )  # fmt: skip
+    else:
+        whole = launches.all_gather(x.contiguous().view(torch.bfloat16), rows, place, decision.launch)
+        whole_scales = launches.all_gather(scales, rows, place, decision.launch)
+        outs = [
+            reference.scaled_linear(whole.view(x.dtype), whole_scales, w, s, b, out_dtype)
+            for w, s, b in zip(weights, weight_scales, biases, strict=True)
+        ]
+    return [out.view(*shape, out.shape[-1]) for out in outs]
+
+
+def gemm_reduce_scatter_scaled(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    scatter_dim: int,
+    group_name: str,
+    length: int | None = None,
+) -> Tensor:
+    """This rank's part of the sum over ranks of (x * x_scale) @ (W * weight_scale)^T, plus the bias once."""
+    op = "gemm_reduce_scatter_scaled"
+    check_scaled(op, x, x_scale, [weight], [weight_scale])
+    arguments = (x, x_scale, weight, weight_scale, bias, out_dtype, scatter_dim, group_name, length)
+    scales = reference.row_scales(x, x_scale).reshape(-1, 1).contiguous()
+    call = Sum(
+        op, [x], [weight], Epilogue(bias), place_of(group_name), scatter_dim, length, scales,
+        weight_scale.reshape(-1), out_dtype,
+    )  # fmt: skip
+    return summed(
+        call,
+        reference=lambda: reference.gemm_reduce_scatter_scaled(*arguments),
+        pieces=lambda overlapped: decomposed.gemm_reduce_scatter_scaled(*arguments, overlapped=overlapped),
+    )[0]

@@ -1,0 +1,79 @@
+"""What the ranks of a group agree on before their first call on CUDA tensors: hardware, memory, tuned table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch.distributed.distributed_c10d import _resolve_process_group
+
+from .. import device, heuristics, symmetric_memory
+from ..hardware import Hardware, agreed, describe
+
+__all__ = ["GroupState", "forget", "is_used", "joined", "state_of"]
+
+
+@dataclass
+class GroupState:
+    """Equal on all ranks of the group. decisions: what was chosen so far."""
+
+    hardware: Hardware
+    unavailable: str
+    table: heuristics.Table
+    decisions: dict[tuple[heuristics.Problem, str], heuristics.Decision] = field(default_factory=dict)
+
+    def choose(self, problem: heuristics.Problem, demand: str) -> heuristics.Decision:
+        """heuristics.choose, remembered. ValueError when the demanded algorithm cannot serve the call."""
+        key = problem, demand
+        decision = self.decisions.get(key)
+        if decision is None:
+            decision = heuristics.choose(problem, self.hardware, self.table, demand)
+            self.decisions[key] = decision
+        return decision
+
+
+_states: dict[str, GroupState] = {}
+
+
+def state_of(op: str, group_name: str, on: torch.device) -> GroupState:
+    """The group's state. Collective at the first call on CUDA tensors, answered from memory afterwards.
+
+    ValueError while a CUDA graph is captured before that first call.
+    """
+    state = _states.get(group_name)
+    if state is not None:
+        return state
+    if torch.cuda.is_current_stream_capturing():
+        raise ValueError(
+            f"{op}: a CUDA graph is being captured and group {group_name!r} has not been used on this device yet; run "
+            "the model once before the capture (on the same stream), as torch.cuda.graph asks for anyway"
+        )
+    process_group = _resolve_process_group(group_name)
+    facts = describe(on), heuristics.load().to_json()
+    unavailable = device.unavailable(group_name, on)
+    multicast = not unavailable and device.multicast(group_name, on)
+    state = joined(symmetric_memory.exchange(process_group, facts), unavailable, multicast)
+    _states[group_name] = state
+    symmetric_memory.on_release(group_name, lambda: forget(group_name))
+    return state
+
+
+def joined(facts: list[tuple[Hardware, str]], unavailable: str, multicast: bool) -> GroupState:
+    """The state from (hardware, table as JSON) of every rank, in rank order. Rank 0's table serves all. Pure."""
+    hardware, differ = agreed([h for h, _ in facts])
+    origin = "of rank 0" if any(text != facts[0][1] for _, text in facts) else "of this group"
+    return GroupState(
+        hardware=replace(hardware, multicast=multicast),
+        unavailable=unavailable or differ,
+        table=heuristics.parse(facts[0][1], origin),
+    )
+
+
+def forget(group_name: str) -> None:
+    """A later group of this name agrees anew."""
+    _states.pop(group_name, None)
+
+
+def is_used(group_name: str) -> bool:
+    """Has the group been called on CUDA tensors?"""
+    return group_name in _states

@@ -1,0 +1,173 @@
+"""fp8 products under their collectives: e4m3 tensors with one scale, or a scale for every row. Forward only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import reference
+from ..groups import Group, GroupInfo, resolve
+from ..ops import OPS
+from ._autograd import below_autograd, call, register, requires_grad
+from ._check import check_dim, check_gather_size, refuse
+
+__all__ = ["all_gather_linear_scaled", "linear_reduce_scatter_scaled"]
+
+_OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def _forward_only(op: str, group_at: int) -> Callable[..., Any]:
+    """The op's Autograd kernel: quantised tensors have no gradients, and none may be lost in silence."""
+
+    def kernel(keyset: Any, *args: Any) -> Any:
+        tensors = [
+            t for a in args for t in (a if isinstance(a, list | tuple) else [a]) if isinstance(t, Tensor)
+        ]
+        if requires_grad(*tensors):
+            raise ValueError(
+                f"{op}: forward only, but an input requires a gradient; call it under torch.no_grad(), or use the "
+                "function without _scaled for training"
+            )
+        return below_autograd(getattr(OPS, op).default, keyset, args[group_at], *args)
+
+    return kernel
+
+
+register("all_gather_gemm_scaled", _forward_only("all_gather_gemm_scaled", 7))
+register("gemm_reduce_scatter_scaled", _forward_only("gemm_reduce_scatter_scaled", 7))
+
+
+def _check(
+    op: str,
+    x: Tensor,
+    x_scale: Tensor,
+    weights: Sequence[Tensor],
+    weight_scales: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    out_dtype: torch.dtype,
+    info: GroupInfo,
+) -> None:
+    """Shapes, dtypes and devices; every rank checks the same before anything is sent."""
+    if x.dim() < 2:
+        refuse(info, ValueError, f"{op}: x has shape {list(x.shape)}; expected [.., M, K]")
+    if not weights or len(weights) != len(weight_scales) or len(weights) != len(biases):
+        counts = f"{len(weights)} weights, {len(weight_scales)} weight scales, {len(biases)} biases"
+        refuse(info, ValueError, f"{op}: {counts}; give as many of each, at least one (None for no bias)")
+    if out_dtype not in _OUT_DTYPES:
+        refuse(info, TypeError, f"{op}: out_dtype={out_dtype}; expected bfloat16, float16 or float32")
+    _check_scale(op, "x", x, x_scale, x.shape[:-1].numel(), info)
+    for weight, scale, bias in zip(weights, weight_scales, biases, strict=True):
+        if weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
+            refuse(
+                info,
+                ValueError,
+                f"{op}: x {list(x.shape)} needs a weight [N, {x.shape[-1]}], got {list(weight.shape)}",
+            )
+        if weight.device != x.device:
+            refuse(info, ValueError, f"{op}: x is on {x.device}, weight on {weight.device}; move one of them")
+        _check_scale(op, "weight", weight, scale, weight.shape[0], info)
+        if bias is not None and (list(bias.shape) != [weight.shape[0]] or bias.dtype != out_dtype):
+            refuse(
+                info,
+                ValueError,
+                f"{op}: expected a bias [{weight.shape[0]}] in {out_dtype}, got {list(bias.shape)} in {bias.dtype}",
+            )
+
+
+def _check_scale(op: str, what: str, tensor: Tensor, scale: Tensor, rows: int, info: GroupInfo) -> None:
+    if tensor.dtype is not torch.float8_e4m3fn:
+        refuse(info, TypeError, f"{op}: {what} is {tensor.dtype}; expected float8_e4m3fn")
+    if scale.dtype is not torch.float32 or scale.device != tensor.device:
+        refuse(
+            info,
+            TypeError,
+            f"{op}: the scale of {what} is {scale.dtype} on {scale.device}; expected float32 on {tensor.device}",
+        )
+    if scale.numel() not in (1, rows):
+        refuse(
+            info,
+            ValueError,
+            f"{op}: the scale of {what} {list(tensor.shape)} has {scale.numel()} elements; expected 1, or {rows}, "
+            "one a row",
+        )
+
+
+def all_gather_linear_scaled(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor | Sequence[Tensor],
+    weight_scale: Tensor | Sequence[Tensor],
+    bias: Tensor | Sequence[Tensor | None] | None = None,
+    *,
+    group: Group,
+    gather_dim: int = 0,
+    gather_size: int | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor | list[Tensor]:
+    """Gathers fp8 shards and their scales while multiplying: Y = (gather(X) * s_x) (W * s_w)^T + b.
+
+    x [.., s_r, .., K] e4m3, x_scale fp32 of one element (of this rank's shard) or one for every row of x, weight [N, K]
+    e4m3, weight_scale one element or N, bias [N] in out_dtype -> [.., sum s_r, .., N] in out_dtype; lists of weights,
+    scales and biases give a list from one gather. The scales are those of torch._scaled_mm: values are multiplied by
+    them. Forward only. ValueError / TypeError for what does not fit.
+    """
+    op = "all_gather_linear_scaled"
+    info = resolve(group)
+    single = isinstance(weight, Tensor)
+    weights = [weight] if isinstance(weight, Tensor) else list(weight)
+    scales = [weight_scale] if isinstance(weight_scale, Tensor) else list(weight_scale)
+    biases = [bias] * len(weights) if bias is None or isinstance(bias, Tensor) else list(bias)
+    check_dim(op, "gather_dim", gather_dim, x.dim(), info)
+    _check(op, x, x_scale, weights, scales, biases, out_dtype, info)
+    if gather_dim % x.dim() == x.dim() - 1:
+        refuse(info, ValueError, f"{op}: gather_dim={gather_dim} is the inner dim; its scales are by row")
+    check_gather_size(op, x, gather_dim, gather_size, info)
+    if info.world_size == 1:
+        x_scales = reference.row_scales(x, x_scale)
+        outs = [
+            reference.scaled_linear(x, x_scales, w, s, b, out_dtype)
+            for w, s, b in zip(weights, scales, biases, strict=True)
+        ]
+        return outs[0] if single else outs
+    outs = call(
+        OPS.all_gather_gemm_scaled.default, info.name, x, x_scale, weights, scales, biases, out_dtype,
+        gather_dim, info.name, gather_size,
+    )  # fmt: skip
+    return outs[0] if single else outs
+
+
+def linear_reduce_scatter_scaled(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    group: Group,
+    scatter_dim: int = 0,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """fp8 product whose partial sums are reduced while multiplying: this rank's chunk of sum_r (X s_x) (W s_w)^T + b.
+
+    x [.., S, .., K_r] e4m3, x_scale fp32 of one element or one for every row of x, weight [N, K_r] e4m3, weight_scale
+    one element or N, bias [N] in out_dtype, added once -> [.., S_r, .., N] in out_dtype. Partial sums cross ranks in
+    fp32 or bf16 and are added in fp32. Forward only.
+    """
+    op = "linear_reduce_scatter_scaled"
+    info = resolve(group)
+    check_dim(op, "scatter_dim", scatter_dim, x.dim(), info)
+    _check(op, x, x_scale, [weight], [weight_scale], [bias], out_dtype, info)
+    if scatter_dim % x.dim() == x.dim() - 1:
+        refuse(
+            info, ValueError, f"{op}: scatter_dim={scatter_dim} is the dim of columns; scatter one of rows"
+        )
+    if info.world_size == 1:
+        x_scales = reference.row_scales(x, x_scale)
+        return reference.scaled_linear(x, x_scales, weight, weight_scale, bias, out_dtype)
+    return call(
+        OPS.gemm_reduce_scatter_scaled.default, info.name, x, x_scale, weight, weight_scale, bias, out_dtype,
+        scatter_dim, info.name,
+    )  # fmt: skip

@@ -24,6 +24,7 @@ struct Case {
   bool bias = false;
   bool residual = false;
   bool row_wise = false;
+  bool unaligned = false;  // rows at any address: not for TMA
   uint32_t blocks = 2;
 };
 
@@ -45,15 +46,17 @@ inline void set_rubbish(BFloat16& out) { out.bits = 0x7fc0; }
 inline void set_rubbish(Float16& out) { out.bits = 0x7e00; }
 inline void set_rubbish(Float8E4m3& out) { out.bits = 0x7f; }
 
-// A matrix whose rows start at multiples of 16 bytes, with NaN between them: TMA must neither read nor multiply those.
+// A matrix whose rows start at multiples of 16 bytes, with NaN between them: they must be neither read nor multiplied.
+// unaligned: only the elements are aligned.
 template <class T> struct Matrix {
-  int64_t outer, inner, stride;
+  int64_t outer, inner, stride, start;
   std::vector<Pack<T>> storage;
 
-  Matrix(int64_t outer, int64_t inner, int64_t salt, bool transposed) : outer(outer), inner(inner) {
+  Matrix(int64_t outer, int64_t inner, int64_t salt, bool transposed, bool unaligned)
+      : outer(outer), inner(inner), start(unaligned ? 1 : 0) {
     constexpr int64_t kElements = Pack<T>::kElements;
-    stride = (inner + kElements - 1) / kElements * kElements + kElements;
-    storage.resize(static_cast<size_t>(outer * stride / kElements));
+    stride = (inner + kElements - 1) / kElements * kElements + (unaligned ? 1 : kElements);
+    storage.resize(static_cast<size_t>(outer * stride / kElements + 2));
     for (int64_t i = 0; i < outer * stride; ++i) set_rubbish(data()[i]);
     for (int64_t o = 0; o < outer; ++o) {
       for (int64_t i = 0; i < inner; ++i) {
@@ -61,7 +64,7 @@ template <class T> struct Matrix {
       }
     }
   }
-  T* data() { return storage[0].elements; }
+  T* data() { return storage[0].elements + start; }
 };
 
 // Powers of two: scaling is exact too.
@@ -89,11 +92,11 @@ template <class Tile> struct Problem {
     arguments.row_wise = test.row_wise;
     for (int64_t p = 0; p < count; ++p) {
       const auto [columns, depth] = test.products[p];
-      if (p == 0 || test.summed) x.emplace_back(test.rows, depth, p, false);
+      if (p == 0 || test.summed) x.emplace_back(test.rows, depth, p, false, test.unaligned);
       if constexpr (Tile::kMnMajor) {
-        weights.emplace_back(depth, columns, p + 9, true);
+        weights.emplace_back(depth, columns, p + 9, true, test.unaligned);
       } else {
-        weights.emplace_back(columns, depth, p + 9, false);
+        weights.emplace_back(columns, depth, p + 9, false, test.unaligned);
       }
       fill_epilogue(p, columns);
     }
@@ -116,7 +119,7 @@ template <class Tile> struct Problem {
                                outs[p].data(),
                                test.products[p].columns + kGuardColumns};
     }
-    encode_maps();
+    if (!test.unaligned) encode_maps();
   }
 
   void fill_epilogue(int64_t p, int64_t columns) {

@@ -13,6 +13,7 @@
 #include "cuda/kernels/descriptor.h"
 #include "cuda/kernels/device_sm90.cuh"
 #include "cuda/kernels/gemm_hooks.h"
+#include "cuda/kernels/gemm_store.cuh"
 #include "cuda/kernels/gemm_tile.cuh"
 
 namespace interlace {
@@ -32,9 +33,6 @@ constexpr uint32_t kEndBarrier = 2;
 constexpr int kLaunchRegisters = 168;
 constexpr int kProducerRegisters = 72;
 constexpr int kConsumerRegisters = 216;
-
-constexpr int kChunkColumns = 64;  // columns that a warp transposes at a time: 128 bytes of a 2-byte element
-constexpr int kChunkFloats = 16 * kChunkColumns;  // 16 rows of a warp
 
 // What a block keeps in shared memory. The stages come first: TMA's swizzle wants them aligned to 1024 bytes.
 template <class Tile> struct GemmShared {
@@ -235,58 +233,16 @@ INTERLACE_DEVICE bool consume_float8_tile(float (&sum)[Tile::kAccumulators], int
   return open;
 }
 
-struct alignas(8) FloatPair {
-  float values[2];
-};
-struct alignas(16) FloatQuad {
-  float values[4];
-};
-
-// Where the 4 floats `half` of pack `pack` of row `row` lie in a chunk of 16 x 64. Neither the 8-byte stores of
-// accumulators (4 rows x 4 threads at a time) nor the 16-byte loads of packs (8 packs of a row) meet in a bank.
-INTERLACE_DEVICE int chunk_place(int row, int pack, int half) {
-  return row * kChunkColumns + (half * 8 + (pack ^ (half * 4) ^ (row & 7))) * 4;
-}
-
-// A warp hands its 16 rows of the tile to the hooks, 64 columns at a time: wgmma leaves two neighbouring columns with a
-// thread, shared memory turns them into eight.
+// A warp hands its 16 rows of the tile to the hooks.
 template <class Tile, class Hooks>
 INTERLACE_DEVICE void store_tile(const float (&c)[Tile::kAccumulators], const TileWork& work, Hooks& hooks,
                                  float* chunk) {
-  const int lane = static_cast<int>(ptx::tid_x() % 32);
-  const int first_row = static_cast<int>(ptx::tid_x() / 32) * 16;  // consumers are threads 0..255
+  const int first_row = static_cast<int>(ptx::tid_x() / 32) * kChunkRows;  // consumers are threads 0..255
   if (first_row >= work.rows) return;
   INTERLACE_UNROLL
   for (int part = 0; part < Tile::kColumns / kChunkColumns; ++part) {
     if (part * kChunkColumns >= work.columns) break;
-    INTERLACE_UNROLL
-    for (int pack = 0; pack < kChunkColumns / 8; ++pack) {
-      const float* const four = &c[part * (kChunkColumns / 2) + pack * 4];
-      INTERLACE_UNROLL
-      for (int low = 0; low < 2; ++low) {
-        float* const place = &chunk[chunk_place(lane / 4 + low * 8, pack, lane % 4 / 2) + lane % 2 * 2];
-        const FloatPair pair{{four[2 * low], four[2 * low + 1]}};
-        *reinterpret_cast<FloatPair*>(place) = pair;
-      }
-    }
-    ptx::warp_sync();  // the pairs of all lanes are there
-    const int pack = lane % 8;
-    const int column = part * kChunkColumns + pack * kStoreColumns;
-    const int valid = work.columns - column < kStoreColumns ? work.columns - column : kStoreColumns;
-    INTERLACE_UNROLL
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      const int row = quarter * 4 + lane / 8;
-      if (first_row + row >= work.rows || valid <= 0) continue;
-      float v[kStoreColumns];
-      INTERLACE_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const FloatQuad quad = *reinterpret_cast<const FloatQuad*>(&chunk[chunk_place(row, pack, half)]);
-        INTERLACE_UNROLL
-        for (int i = 0; i < 4; ++i) v[half * 4 + i] = quad.values[i];
-      }
-      hooks.store(work, first_row + row, column, v, valid);
-    }
-    ptx::warp_sync();  // the chunk is read: the next may overwrite it
+    store_chunk(&c[part * kChunkAccumulators], work, first_row, part * kChunkColumns, hooks, chunk);
   }
 }
 

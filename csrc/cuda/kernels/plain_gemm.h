@@ -13,4 +13,8 @@ namespace interlace {
 cudaError_t launch_plain_gemm_sm90(const GemmArguments& arguments, const GemmTensorMapsOf<CUtensorMap>& maps,
                                    const GemmVariant& variant, int blocks, cudaStream_t stream);
 
+// The same on sm_80 and later: bf16 and fp16, tiles of 128 columns; addresses and strides of any alignment.
+cudaError_t launch_plain_gemm_sm80(const GemmArguments& arguments, const GemmVariant& variant, int blocks,
+                                   cudaStream_t stream);
+
 }  // namespace interlace

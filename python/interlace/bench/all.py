@@ -14,6 +14,7 @@ SUITE: dict[str, dict[str, Any]] = {
     "gemm": {"shapes": (), "tp": None, "phase": "both", "rows": None},
     "layer": {"shapes": (), "tp": None, "phase": "both", "rows": None},
     "model": {"model": ()},
+    "moe": {"shapes": (), "tokens": None},
     "attention": {"tokens": 4096, "heads": 8, "kv_heads": 8},
 }
 

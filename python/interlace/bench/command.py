@@ -127,6 +127,19 @@ def model(ranks: int, rank: int | None, **settings: Any) -> None:
     measure("model", ranks, rank, settings)
 
 
+@subcommand(
+    click.option("--shapes", multiple=True, metavar="NAME", help="small, fine, mixtral or deepseek."),
+    click.option("--tokens", type=click.IntRange(1), help="Of all ranks together, instead of the set's."),
+)
+def moe(ranks: int, rank: int | None, **settings: Any) -> None:
+    """Routed experts: whole ones behind dispatch and combine, or a part of every expert on every rank.
+
+    Against all_to_all_single and all-reduce of torch.distributed. imbalance is the rows of the busiest rank over the
+    mean, moved what a rank sends.
+    """
+    measure("moe", ranks, rank, settings)
+
+
 @subcommand(click.option("--out", metavar="FOLDER", help="A JSON file per subcommand."), name="all")
 def everything(ranks: int, rank: int | None, **settings: Any) -> None:
     """All subcommands on one start of the ranks; with --quick less than a minute."""

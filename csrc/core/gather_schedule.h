@@ -95,7 +95,7 @@ namespace detail {
 constexpr GatherSchedule kGather{kUneven, kTwoOuts, 2, 4, 2};
 static_assert(kGather.tiles() == 15 && kGather.tile(0).rank == 2 && kGather.tile(9).rank == 0);
 static_assert(kGather.chunks(1) == 1 && kGather.rows_of_chunk(1, 0).size() == 0 && kGather.chunks(2) == 2);
-static_assert(kGather.push(0).peer == 1 && kGather.push(2).peer == 0 && kGather.staged_row(2) == 8);
+static_assert(kGather.pushes() == 4 && kGather.staged_row(2) == 8);
 static_assert(chunk_row_blocks_for(kUneven, 4) == 1);
 
 }  // namespace detail

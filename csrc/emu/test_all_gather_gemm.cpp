@@ -205,6 +205,32 @@ void test_a_straggler_and_a_wrap(uint64_t seed) {
   }
 }
 
+// Words that no call of a long row uses are kept close to the epoch.
+void test_idle_words_do_not_fall_behind(uint64_t seed) {
+  constexpr uint32_t kFirst = kMaxTileSignals - 3, kCalls = 6;
+  const Call call{.rows = {2, 3}, .columns = {3}, .depth = 2};
+  const Case test{.calls = {call}};
+  World world(seed);
+  EmulatedGroup group(2, largest_half<Bf16>(test), kFirst);
+  run_ranks(world, 2, {2, Bf16::kThreads}, [&](Device& device, int rank) {
+    for (uint32_t number = 0; number < kCalls; ++number) {
+      Operands<Bf16> operands(call, rank, 0);
+      const GemmArguments arguments = operands.arguments();
+      const GatherArguments gather = gather_arguments(test, operands);
+      if (!device.launch([&] { launch<Bf16>(group.as_seen_by(rank), arguments, gather); })) return;
+    }
+  });
+  require_finished(world);
+  for (uint32_t epoch = kFirst + 1; epoch <= kFirst + kCalls; ++epoch) {
+    for (int rank : {0, 1}) {
+      require(group.control(rank).tile_arrivals[epoch % kMaxTileSignals][1 - rank] >= epoch,
+              "the word of a tile was left behind");
+      require(group.control(rank).arrivals[epoch % kMaxBlocks][1 - rank] >= epoch,
+              "the word of a block was left behind");
+    }
+  }
+}
+
 void test_two_runs_give_the_same_bits(uint64_t seed) {
   static std::vector<uint16_t> first;
   const Call call{.rows = {11, 6}, .columns = {13}, .depth = 40};
@@ -268,6 +294,7 @@ int main(int argc, char** argv) {
     test_eight_ranks(seed);
     test_scales_travel_with_the_rows(seed);
     test_a_straggler_and_a_wrap(seed);
+    test_idle_words_do_not_fall_behind(seed);
     test_two_runs_give_the_same_bits(seed);
     test_a_missing_rank_ends_the_call(seed);
   }

@@ -4,18 +4,10 @@
 #include <vector>
 
 #include "cuda/kernels/element.cuh"
-#include "emu/plain_mainloop.h"
+#include "emu/operand_value.h"
 #include "emu/testing.h"
 
 namespace interlace::emu {
-
-inline void set_value(float value, BFloat16& out) { from_float(value, out); }
-inline void set_value(float value, Float16& out) { from_float(value, out); }
-// -2, -1, 0, 1, 2 only
-inline void set_value(float value, Float8E4m3& out) {
-  const uint8_t sizes[] = {0x00, 0x38, 0x40};
-  out.bits = sizes[std::abs(static_cast<int>(value))] | (value < 0 ? 0x80 : 0);
-}
 
 // -1, 0 or 1, different for every matrix and place: 8 ranks' sums over a depth of 30 stay below 256, exact in bf16.
 inline float small_integer(int matrix, int64_t row, int64_t column) {
@@ -64,5 +56,16 @@ inline std::string place(const char* what, int rank, int call, int64_t row, int6
 inline void require_equal(float got, float want, const std::string& where) {
   require(got == want, where + ": " + std::to_string(got) + " instead of " + std::to_string(want));
 }
+
+// Elements between the rows of an operand: as mainloops that load 16 bytes want it, or odd.
+template <class Element> int64_t operand_stride(int64_t depth, int64_t gap, bool aligned) {
+  constexpr int64_t kElements = Pack<Element>::kElements;
+  return aligned ? (depth + kElements - 1) / kElements * kElements : depth + gap;
+}
+
+template <class Element>
+constexpr Dtype dtype_of = sizeof(Element) == 1                ? Dtype::kFloat8E4m3
+                           : std::is_same_v<Element, BFloat16> ? Dtype::kBFloat16
+                                                               : Dtype::kFloat16;
 
 }  // namespace interlace::emu

@@ -8,6 +8,7 @@
 
 #include "cuda/kernels/gemm_plan.h"
 #include "cuda/kernels/plain_gemm_sm90.cuh"
+#include "emu/tensor_maps.h"
 #include "emu/testing.h"
 
 namespace interlace::emu {
@@ -145,18 +146,7 @@ template <class Tile> struct Problem {
   void encode_maps() {
     const char* const refused = gemm_sm90_refuses(arguments, variant());
     require(refused == nullptr, refused == nullptr ? "" : refused);
-    TensorMapRequest requests[kTensorMaps];
-    tensor_map_plan(arguments, variant(), {}, requests);
-    static_assert(sizeof(maps) == kTensorMaps * sizeof(ptx::TensorMap));
-    auto* const map = reinterpret_cast<ptx::TensorMap*>(&maps);
-    for (int i = 0; i < kTensorMaps; ++i) {
-      const TensorMapRequest& request = requests[i];
-      if (request.address == nullptr) continue;
-      const int64_t size = dtype_size(request.dtype);
-      map[i] = make_tensor_map(request.address, request.inner, request.outer,
-                               request.outer_stride_bytes / size, static_cast<int>(size),
-                               static_cast<int>(request.box_inner), static_cast<int>(request.box_outer));
-    }
+    maps = encoded_maps(arguments, variant(), {});
   }
 
   float expected(int64_t p, int64_t m, int64_t n) const {

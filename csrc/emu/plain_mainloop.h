@@ -1,35 +1,26 @@
 // A mainloop of ordinary loads, for tests of the hooks alone: any tile shape, few threads, no tensor cores.
 #pragma once
 
-#include <cmath>
 #include <type_traits>
 
 #include "cuda/kernels/element.cuh"
 #include "cuda/kernels/gemm_arguments.h"
 #include "cuda/kernels/gemm_hooks.h"
+#include "emu/operand_value.h"
 
 namespace interlace::emu {
-
-inline float value_of(float value) { return value; }
-inline float value_of(BFloat16 value) { return to_float(value); }
-inline float value_of(Float16 value) { return to_float(value); }
-// e4m3: bias 7, no infinities
-inline float value_of(Float8E4m3 value) {
-  const int exponent = (value.bits >> 3) & 15, fraction = value.bits & 7;
-  if (exponent == 15 && fraction == 7) return NAN;
-  const float size = exponent == 0 ? std::ldexp(static_cast<float>(fraction), -9)
-                                   : std::ldexp(static_cast<float>(8 + fraction), exponent - 10);
-  return value.bits & 0x80 ? -size : size;
-}
 
 template <class T, int kRows, int kColumns> struct PlainMainloop {
   using Element = T;
   using Out = std::conditional_t<sizeof(T) == 1, BFloat16, T>;
   using Maps = GatheredRows;
   static constexpr int kThreads = 32;
+  static constexpr uint32_t kSharedBytes = 0;
   static constexpr int kTileRows = kRows;
   static constexpr int kTileColumns = kColumns;
   static constexpr bool kSwitch = true;
+
+  static Maps maps(const GemmArguments&, const GatheredRows& gathered) { return gathered; }
 
   template <class Hooks>
   static void run(const Maps& gathered, const GemmArguments& arguments, Hooks& hooks, uint32_t block,

@@ -3,8 +3,6 @@
 // go to every peer, and units of the peers are claimed and finished in the same way.
 #pragma once
 
-#include <cmath>
-
 #include "cuda/kernels/fused_arguments.h"
 #include "cuda/kernels/fused_group.cuh"
 #include "cuda/kernels/scatter_hooks.cuh"
@@ -179,7 +177,7 @@ template <class Out, bool kSwitch> struct Reducer {
       }
       // two buffers: a fast warp may be a row ahead of a slow one, not two
       const float mean = sum_over_block(squares, partial_sums(row % 2)) / static_cast<float>(columns);
-      normalise_row(unit.row + row, to, 1.0f / sqrtf(mean + reduce.eps));
+      normalise_row(unit.row + row, to, 1.0f / ptx::sqrt_rn_f32(mean + reduce.eps));
     }
   }
 

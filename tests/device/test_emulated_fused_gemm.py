@@ -1,8 +1,19 @@
-"""Bugs planted in the fused GEMMs; each must be caught by the test program that it names."""
+"""Bugs planted in the fused GEMMs are caught by their test programs on CPU threads.
+
+The programs themselves run in test_emulator.py. Nothing here needs a GPU or nvcc.
+"""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.device import emulation
 from tests.device.emulation import Mutant
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 SIGNALS = "cuda/kernels/signals.cuh"
 GROUP = "cuda/kernels/fused_group.cuh"
@@ -12,10 +23,12 @@ REDUCER = "cuda/kernels/reducer.cuh"
 REDUCE = "cuda/kernels/gemm_reduce.cuh"
 ORDER = "core/gemm_schedule.h"
 
-SIGNAL_TILE = "ptx::st_release_sys_u32(&control_of(group, peer).tile_arrivals[index][own_rank(group)], epoch);"
+SIGNAL_TILE = (
+    "ptx::st_release_sys_u32(&control_of(group, peer).tile_arrivals[index][own_rank(group)], epoch);"
+)
 SYNC_UNIT = "      ptx::barrier_sync();  // the stores of all threads are ordered before the signals\n"
 
-FUSED_MUTANTS = (
+MUTANTS = (
     Mutant(
         "relaxed_publish",
         SIGNALS,
@@ -137,4 +150,17 @@ FUSED_MUTANTS = (
         program="all_gather_gemm",
         tsan=False,
     ),
+    Mutant(
+        "no_proxy_fence",
+        "cuda/kernels/gemm_sm90.cuh",
+        "      ptx::fence_proxy_async_global();\n",
+        "",
+        program="fused_gemm_sm90",
+    ),
 )
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_planted_bug_is_caught(mutant: Mutant, tmp_path: Path) -> None:
+    """Would catch: test programs that no longer notice the bug."""
+    emulation.expect_caught(mutant, tmp_path)

@@ -15,6 +15,7 @@ SUITE: dict[str, dict[str, Any]] = {
     "layer": {"shapes": (), "tp": None, "phase": "both", "rows": None},
     "model": {"model": ()},
     "moe": {"shapes": (), "tokens": None},
+    "scaling": {"worlds": None, "planner": None},
     "attention": {"tokens": 4096, "heads": 8, "kv_heads": 8},
 }
 

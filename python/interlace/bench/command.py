@@ -140,6 +140,21 @@ def moe(ranks: int, rank: int | None, **settings: Any) -> None:
     measure("moe", ranks, rank, settings)
 
 
+@subcommand(
+    click.option("--worlds", metavar="N,N,..", help="Ranks at work.  [default: 1, 2, 4, .. to --ranks]"),
+    click.option(
+        "--planner/--no-planner", default=None, help="Its prediction beside.  [default: not with --quick]"
+    ),
+)
+def scaling(ranks: int, rank: int | None, **settings: Any) -> None:
+    """A decoder on 1, 2, .. ranks: strong scaling, weak scaling, a fit, and what the planner said.
+
+    Efficiency is the time of one rank / (ranks x time), for weak scaling time of one rank / time; one rank is the
+    unsplit model of torch on one core. Worlds with more ranks than cores are marked.
+    """
+    measure("scaling", ranks, rank, settings)
+
+
 @subcommand(click.option("--out", metavar="FOLDER", help="A JSON file per subcommand."), name="all")
 def everything(ranks: int, rank: int | None, **settings: Any) -> None:
     """All subcommands on one start of the ranks; with --quick less than a minute."""

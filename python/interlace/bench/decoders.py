@@ -115,15 +115,16 @@ def narrowed(sizes: Sizes, ways: int, dtype: torch.dtype) -> nn.Module:
     return build(part, dtype)
 
 
-def split_by_torch(model: nn.Module, ranks: list[int]) -> nn.Module:
+def split_by_torch(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
     """What a user of torch writes: its styles on a mesh over gloo; attention only where the heads divide."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    mesh = DeviceMesh("cpu", ranks)
+    own = dist.group.WORLD if group is None else group
+    mesh, size = DeviceMesh.from_group(own, "cpu"), dist.get_world_size(own)
     config: Any = model.config
     columns, rows = ["mlp.gate_proj", "mlp.up_proj"], ["mlp.down_proj"]
-    if config.num_attention_heads % len(ranks) == config.num_key_value_heads % len(ranks) == 0:
+    if config.num_attention_heads % size == config.num_key_value_heads % size == 0:
         columns += ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
         rows += ["self_attn.o_proj"]
     plan = {f"model.layers.*.{name}": ColwiseParallel() for name in columns}

@@ -187,7 +187,7 @@ class Splits:
         self.exact = self.whole if self.dtype is torch.float32 else clone(self.whole, trained=False).float()
         split = split_by_interlace(clone(self.whole, trained=False))
         self.paths = {path.name: path for path in split_paths(split)}
-        self.by_torch = split_by_torch(clone(self.whole, trained=False), list(range(self.session.world_size)))
+        self.by_torch = split_by_torch(clone(self.whole, trained=False))
 
     def trained(self) -> dict[str, nn.Module]:
         """Models with gradients: whole, in fp32, narrow, and split by interlace and by torch."""
@@ -197,9 +197,7 @@ class Splits:
                 "exact": clone(self.exact, trained=True),
                 "narrow": narrowed(self.sizes, self.session.world_size, self.dtype).train(),
                 "interlace": split_by_interlace(clone(self.whole, trained=True)),
-                "torch": split_by_torch(
-                    clone(self.whole, trained=True), list(range(self.session.world_size))
-                ),
+                "torch": split_by_torch(clone(self.whole, trained=True)),
             }
         return self._trained
 

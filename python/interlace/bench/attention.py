@@ -203,7 +203,7 @@ def _held(
 
 def readme(report: Report) -> str:
     """A line per algorithm, layout, mask and dtype: both passes against the ideal, balance, memory."""
-    pairs: dict[tuple[str, ...], dict[str, Row]] = {}
+    pairs: dict[tuple[str, str, str, str], dict[str, Row]] = {}
     for row in report.rows:
         key = (row.op.removesuffix("_attention"), row.value("layout"), row.value("mask"), short(row.dtype))
         pairs.setdefault(key, {})[row.value("passes")] = row

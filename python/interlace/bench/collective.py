@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -189,11 +190,11 @@ def one(session: Session, case: Collective, peers: list[Peer]) -> None:
         [x, *(x.clone() for _ in range(copies_for(case.bytes, case.cache, session.device.type) - 1))]
     )
     session.record(
-        {name: lambda call=call: call(take()) for name, call in calls.items()},
+        {name: partial(_taking, call, take) for name, call in calls.items()},
         bus=case.op,
         budget=0.7,
-        algorithm=path.algorithm,
-        reason=path.reason,
+        algorithm=path.algorithm or None,
+        reason=path.reason or None,
         baseline=f"torch + {session.backend}",
         extra={
             "count": case.count,
@@ -201,6 +202,10 @@ def one(session: Session, case: Collective, peers: list[Peer]) -> None:
         },
         **case.identity(),
     )
+
+
+def _taking(call: Callable[[Tensor], Tensor], take: Callable[[], Tensor]) -> Tensor:
+    return call(take())
 
 
 def run(settings: Mapping[str, object]) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -158,13 +159,13 @@ def fused(p: Problem, weight: Tensor) -> Tensor:
     return functional.all_gather_linear(p.x, weight, group=p.group, gather_size=p.rows)
 
 
-def collective(p: Problem, partial: Tensor) -> Tensor:
+def collective(p: Problem, product: Tensor) -> Tensor:
     """The op's collective alone: of x before the product, of a result (here any) after it."""
     if p.op == "all_gather_gemm":
         return functional.all_gather(p.x, group=p.group, gather_size=p.rows)
     if p.op == "gemm_reduce_scatter":
-        return functional.reduce_scatter(partial, group=p.group)
-    return functional.all_reduce(partial, group=p.group)
+        return functional.reduce_scatter(product, group=p.group)
+    return functional.all_reduce(product, group=p.group)
 
 
 def unfused(p: Problem, weight: Tensor) -> Tensor:
@@ -212,7 +213,7 @@ def expected(p: Problem, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def calls_of(p: Problem, case: GemmCase, peers: list[Peer]) -> dict[str, Callable[[Tensor], Tensor]]:
     """What is timed, as functions of a weight."""
-    partial = p.x.new_zeros(p.rows, case.product.n)
+    product = p.x.new_zeros(p.rows, case.product.n)
     calls: dict[str, Callable[[Tensor], Tensor]] = {
         "fused": lambda w: fused(p, w),
         "baseline": lambda w: by_torch(p, w),
@@ -220,13 +221,13 @@ def calls_of(p: Problem, case: GemmCase, peers: list[Peer]) -> dict[str, Callabl
         "reference": lambda w: by_reference(p, w),
         "compute": lambda w: functional.column_linear(p.whole, w, group=p.group),
         "linear": lambda w: F.linear(p.whole, w),
-        "collective": lambda w: collective(p, partial),
+        "collective": lambda w: collective(p, product),
     }
     if p.op == "gemm_all_reduce" or p.rows % case.world_size == 0:
         for peer in peers:
             call = product_of(peer, p.op, p.x, p.weights[0], p.rows)
             if call is not None:
-                calls[f"peer:{peer.name}"] = lambda w, call=call: call(p.x, w)
+                calls[f"peer:{peer.name}"] = partial(call, p.x)
     return calls
 
 
@@ -252,8 +253,8 @@ def one(session: Session, case: GemmCase, peers: list[Peer]) -> None:
         flops=case.flops,
         bus=COLLECTIVE[p.op],
         bytes=case.moved,
-        algorithm=path.algorithm,
-        reason=path.reason,
+        algorithm=path.algorithm or None,
+        reason=path.reason or None,
         baseline=f"torch + {session.backend}",
         **case.identity(),
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, TypeAlias
 
@@ -49,13 +51,28 @@ def on_ranks(
             mpiexec, reason = find_mpiexec() if mpi and settings.get("peers") else (None, "not asked for")
             stream = sys.stderr if settings.get("json") == "-" else sys.stdout
             settings |= {"mpiexec": mpiexec, "no_mpi": reason, "terminal": stream.isatty()}
-            status = launch(f"{target}:{run.__name__}", settings, ranks, mpiexec=mpiexec)
+            with _terminated_like_ctrl_c():
+                status = launch(f"{target}:{run.__name__}", settings, ranks, mpiexec=mpiexec)
         else:
             status = _joined(run, settings)
         reports = read_journals(folder)
     if reports:
         _leave_behind(reports, settings, status)
     raise SystemExit(status)
+
+
+@contextmanager
+def _terminated_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM, of a time limit for example: rows are written, ranks and files are gone."""
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _joined(run: Run, settings: Mapping[str, object]) -> int:

@@ -100,7 +100,7 @@ def _cuda_only(name: str, package: str, cpu: bool) -> Peer:
     return Peer(name, found, "needs CUDA" if cpu else "not compared on CUDA yet")
 
 
-def _symm_mem(group_name: str) -> Peer:
+def _symm_mem(group_name: Any) -> Peer:
     """torch's fused products with communication; on a CPU the fallback that torch itself takes there."""
     import torch.distributed._symmetric_memory as symm_mem
 

@@ -1,0 +1,21 @@
+#include "cuda/kernels/fused_gemm_sm80.cuh"
+#include "cuda/kernels/fused_launch.h"
+#include "cuda/kernels/gemm_reduce.cuh"
+#include "cuda/kernels/launch_shared.cuh"
+
+namespace interlace {
+
+cudaError_t launch_gemm_reduce_sm80(const SymmetricGroup& group, const GemmArguments& arguments,
+                                    const ReduceArguments& reduce, const GemmVariant& variant, int blocks,
+                                    cudaStream_t stream) {
+  if (reduce.multicast) return cudaErrorInvalidValue;
+  return gemm_sm80::with_instance(
+      variant,
+      [&]<class Mainloop>(Mainloop) {
+        return launch_with_shared(gemm_reduce_kernel<Mainloop>, blocks, Mainloop::kThreads,
+                                  Mainloop::kSharedBytes, stream, group, arguments, reduce, GatheredRows{});
+      },
+      cudaErrorInvalidValue);
+}
+
+}  // namespace interlace

@@ -58,7 +58,10 @@ template <class T, int kRows, int kColumns> struct PlainMainloop {
     for (int i = 0; i < kStoreColumns && column + i < work.columns; ++i) {
       const T* const weight =
           static_cast<const T*>(product.weight) + (work.column + column + i) * product.stride;
-      for (int64_t k = 0; k < product.depth; ++k) values[i] += value_of(x[k]) * value_of(weight[k]);
+      for (int64_t k = 0; k < product.depth; ++k) {
+        const T element = x[k], factor = weight[k];  // see emu/sanitizer.h: loads of their own
+        values[i] += value_of(element) * value_of(factor);
+      }
     }
   }
 };

@@ -103,5 +103,5 @@ def _plain(problem: Problem, crossovers: Crossovers) -> list[tuple[str, str]]:
         return [("one_shot", "small: one kernel, one signal"), ("baseline", "small")]
     if problem.message_bytes <= crossovers.two_shot_bytes:
         reason = "medium: every rank sums a part, then all read the sums"
-        return [("two_shot", reason), ("baseline", "medium: torch.distributed moves whole messages")]
+        return [("two_shot", reason), ("one_shot", "medium: one kernel, one step"), ("baseline", "medium")]
     return [("baseline", "large: torch.distributed reaches the full bandwidth")]

@@ -183,20 +183,21 @@ def step_of(model: nn.Module, ids: Tensor) -> Callable[[], Tensor]:
     return run
 
 
-def gradients_squared(model: nn.Module, group: dist.ProcessGroup | None, *, split: bool) -> dict[str, Tensor]:
-    """Name -> sum of squares of the whole gradient; `split`: of the shards of all ranks. Collective when split.
+def gradients_squared(model: nn.Module, *, ours: bool) -> dict[str, Tensor]:
+    """Name -> sum of squares of the whole gradient. Collective where the model is split.
 
+    ours: split by interlace, whose matrices are shards as plain tensors; what torch splits is a DTensor, and knows.
     Weights of keys and values are left out: several ranks may hold the same head.
     """
     found = {}
     for name, parameter in model.named_parameters():
-        grad = parameter.grad
+        grad: Any = parameter.grad
         if grad is None or "k_proj" in name or "v_proj" in name:
             continue
-        whole = hasattr(grad, "full_tensor")  # a DTensor of torch, which knows where its parts are
-        found[name] = (grad.full_tensor() if whole else grad).double().square().sum()
-        if split and not whole and parameter.dim() > 1:  # norms are whole on every rank
-            dist.all_reduce(found[name], group=group)
+        whole = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+        found[name] = whole.double().square().sum()
+        if ours and parameter.dim() > 1:  # norms are whole on every rank
+            dist.all_reduce(found[name])
     return found
 
 

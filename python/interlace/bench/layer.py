@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 import interlace
@@ -26,19 +25,21 @@ from .decoders import (
     build,
     clone,
     dtype_name,
+    gradients_squared,
     narrowed,
     on_one,
     sizes_of,
     split_by_interlace,
     split_by_torch,
 )
-from .output import Column
+from .output import Column, markdown, short
+from .row import Report, Row
 from .session import Session, size_of
 from .shapes import architecture_of, dtypes_of, rows_of
 from .split_paths import SplitPath, split_paths
 from .verdict import relative_error
 
-__all__ = ["COLUMNS", "LayerCase", "cases", "run"]
+__all__ = ["COLUMNS", "LayerCase", "cases", "readme", "run"]
 
 PARTS = ("mlp", "attention")
 FORWARD = {"quick": (1, 128), "small": (1, 16, 128), "full": (1, 16, 128, 512)}
@@ -64,6 +65,20 @@ COLUMNS = [
     Column("x torch", "speedup", "{:.2f}", 7),
     Column("peer", "peer", width=18),
     Column("x peer", "peer_speedup", "{:.2f}", 6),
+    Column("x unsplit", "unsplit_ratio", "{:.2f}"),
+]
+
+
+README = [
+    Column("block", "op"),
+    Column("of", "case"),
+    Column("dtype", "dtype"),
+    Column("tokens", "tokens", "{:,}"),
+    Column("ms", "milliseconds", "{:.2f}"),
+    Column("tokens/s", "tokens_per_second", "{:,.0f}"),
+    Column("of it exposed", "exposed_share", "{:.1%}"),
+    Column("x torch", "speedup", "{:.2f}"),
+    Column("x best peer", "peer_speedup", "{:.2f}"),
     Column("x unsplit", "unsplit_ratio", "{:.2f}"),
 ]
 
@@ -157,16 +172,9 @@ class Block:
         assert leaf.grad is not None
         return leaf.grad
 
-    def weight_norm(self, split: bool) -> Tensor:
-        """Square root of the sum of squares of the weights' gradients, over all ranks; keys and values left out."""
-        total = torch.zeros((), dtype=torch.float64)
-        for name, parameter in self.module.named_parameters():
-            if parameter.grad is not None and "k_proj" not in name and "v_proj" not in name:
-                grad = parameter.grad
-                total += (grad.to_local() if hasattr(grad, "to_local") else grad).double().square().sum()
-        if split:
-            dist.all_reduce(total)
-        return total.sqrt()
+    def weight_gradients(self, *, ours: bool) -> Tensor:
+        """Root of the sum of squares of the gradient of every weight, over all ranks. Collective where it is split."""
+        return torch.stack([value.sqrt() for value in gradients_squared(self.module, ours=ours).values()])
 
 
 @dataclass
@@ -261,7 +269,7 @@ def trained_variants(
     grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(2)).to(x.dtype)
     blocks = {name: Block(model, case.part) for name, model in splits.trained().items()}
     exact, whole = blocks["exact"], blocks["whole"]
-    want, norm = exact.step(x.float(), grad.float()), exact.weight_norm(split=False)
+    want, norm = exact.step(x.float(), grad.float()), exact.weight_gradients(ours=False)
     limit = 2 * relative_error(whole.step(x, grad), want)
     # a norm of many roundings: they average out, so it is nearer than the worst value
     for name in ("torch", "interlace"):
@@ -269,7 +277,7 @@ def trained_variants(
         session.check(f"{case.name}, {case.dtype} {name} grad_x", got, want, limit)
         session.check(
             f"{case.name}, {case.dtype} {name} grad_weight",
-            blocks[name].weight_norm(True),
+            blocks[name].weight_gradients(ours=name == "interlace"),
             norm,
             max(limit, 1e-5),
         )
@@ -293,6 +301,18 @@ def sums(session: Session, x: Tensor, count: int) -> Callable[[], object]:
         return out
 
     return run
+
+
+def milliseconds(row: Row) -> Row:
+    """The row with a time that a person reads."""
+    took = None if row.fused_us is None else row.fused_us / 1e3
+    return replace(row.with_extra(milliseconds=took), dtype=short(row.dtype))
+
+
+def readme(report: Report) -> str:
+    """A line per block, phase and size."""
+    rows = [milliseconds(row) for row in report.rows if not row.straggler_us]
+    return markdown(rows, README, notes=False)
 
 
 def run(settings: Mapping[str, object]) -> int:

@@ -36,14 +36,15 @@ from .decoders import (
     split_by_torch,
     step_of,
 )
-from .layer import sums
-from .output import Column
+from .layer import milliseconds, sums
+from .output import Column, markdown
+from .row import Report
 from .session import Session, size_of
 from .shapes import dtypes_of
 from .split_paths import SplitPath, split_paths
 from .verdict import relative_error
 
-__all__ = ["COLUMNS", "MODELS", "ModelCase", "cases", "run"]
+__all__ = ["COLUMNS", "MODELS", "ModelCase", "cases", "readme", "run"]
 
 MODELS = ("transformer", "smollm2")
 CACHE = Path.home() / ".cache" / "interlace"
@@ -76,6 +77,19 @@ COLUMNS = [
     Column("x torch", "speedup", "{:.2f}", 7),
     Column("peer", "peer", width=18),
     Column("x peer", "peer_speedup", "{:.2f}", 6),
+    Column("x unsplit", "unsplit_ratio", "{:.2f}"),
+]
+
+
+README = [
+    Column("model", "case"),
+    Column("dtype", "dtype"),
+    Column("tokens", "tokens", "{:,}"),
+    Column("ms", "milliseconds", "{:.2f}"),
+    Column("tokens/s", "tokens_per_second", "{:,.0f}"),
+    Column("of it exposed", "exposed_share", "{:.1%}"),
+    Column("x torch", "speedup", "{:.2f}"),
+    Column("x best peer", "peer_speedup", "{:.2f}"),
     Column("x unsplit", "unsplit_ratio", "{:.2f}"),
 ]
 
@@ -276,13 +290,13 @@ def stepped(session: Session, case: ModelCase, models: Trained) -> dict[str, Cal
         name: step_of(model, ids) for name, model in models.peers.items()
     }
     loss = step_of(models.exact, ids)()
-    norms = gradients_squared(models.exact, None, split=False)
+    norms = gradients_squared(models.exact, ours=False)
     whole = step_of(models.whole, ids)
     rough = relative_error(whole(), loss)
     limit = max(2 * rough, 1e-4 if case.dtype is torch.float32 else 2e-2)
     for name, model in {"fused": models.ours, **models.peers}.items():
         session.check(f"{case.name} {name} loss", steps[name](), loss, limit)
-        found = gradients_squared(model, None, split=True)
+        found = gradients_squared(model, ours=name == "fused")
         got, want = (torch.stack([each[n].sqrt() for n in norms]) for each in (found, norms))
         session.check(f"{case.name} {name} gradients", got, want, limit)
     x = torch.zeros(1, case.tokens, case.sizes.hidden, dtype=case.dtype)
@@ -315,6 +329,12 @@ def one(session: Session, case: ModelCase, models: Frozen | Trained) -> None:
         baseline=baseline,
         **case.identity(),
     )
+
+
+def readme(report: Report) -> str:
+    """A line per model and phase."""
+    rows = [milliseconds(row) for row in report.rows if not row.straggler_us]
+    return markdown(rows, README, notes=False)
 
 
 def run(settings: Mapping[str, object]) -> int:

@@ -25,13 +25,14 @@ from interlace import functional
 from interlace.reference import chunk_range
 
 from .decoders import dtype_name
-from .layer import sums
-from .output import Column
+from .layer import milliseconds, sums
+from .output import Column, markdown
+from .row import Report
 from .session import Session, size_of
 from .shapes import architecture_of, dtypes_of
 from .verdict import relative_error
 
-__all__ = ["COLUMNS", "ExpertSizes", "MoeCase", "Routed", "cases", "run"]
+__all__ = ["COLUMNS", "ExpertSizes", "MoeCase", "Routed", "cases", "readme", "run"]
 
 TOKENS = {"quick": (256,), "small": (64, 512), "full": (16, 128, 512, 2048)}
 
@@ -54,6 +55,20 @@ COLUMNS = [
     Column("imbalance", "imbalance", "{:.2f}"),
     Column("torch us", "baseline_us", "{:.1f}"),
     Column("x torch", "speedup", "{:.2f}", 7),
+]
+
+
+README = [
+    Column("split", "op"),
+    Column("of", "case"),
+    Column("dtype", "dtype"),
+    Column("tokens", "tokens", "{:,}"),
+    Column("ms", "milliseconds", "{:.2f}"),
+    Column("tokens/s", "tokens_per_second", "{:,.0f}"),
+    Column("of it exposed", "exposed_share", "{:.1%}"),
+    Column("moved MB", "moved_mb", "{:.2f}"),
+    Column("imbalance", "imbalance", "{:.2f}"),
+    Column("x torch", "speedup", "{:.2f}"),
 ]
 
 
@@ -369,6 +384,12 @@ def one(session: Session, case: MoeCase) -> None:
         extra=extra,
         **case.identity(),
     )
+
+
+def readme(report: Report) -> str:
+    """A line per split and size."""
+    rows = [milliseconds(row) for row in report.rows if not row.straggler_us]
+    return markdown(rows, README, notes=False)
 
 
 def run(settings: Mapping[str, object]) -> int:

@@ -32,14 +32,16 @@ from .decoders import (
     split_by_torch,
     step_of,
 )
-from .output import Column
+from .layer import milliseconds
+from .output import Column, markdown
 from .prediction import Prediction, predictions
+from .row import Report
 from .session import Session, size_of
 from .shapes import dtypes_of
 from .summary import Timings
 from .verdict import relative_error
 
-__all__ = ["COLUMNS", "Fit", "ScalingCase", "Time", "cases", "fit", "run", "speedup", "worlds_of"]
+__all__ = ["COLUMNS", "Fit", "ScalingCase", "Time", "cases", "fit", "readme", "run", "speedup", "worlds_of"]
 
 TRANSFORMER = {
     "quick": replace(SIZES["small"], layers=1, vocabulary=1024),
@@ -71,6 +73,22 @@ COLUMNS = [
     Column("exposed", "exposed_us", "{:.0f}", 8),
     Column("torch", "baseline_speedup_over_one", "{:.2f}", 6),
     Column("x torch", "speedup", "{:.2f}", 7),
+]
+
+
+README = [
+    Column("scaling", "mode"),
+    Column("of", "case"),
+    Column("dtype", "dtype"),
+    Column("ranks", "world_size"),
+    Column("tokens", "tokens", "{:,}"),
+    Column("ms", "milliseconds", "{:.1f}"),
+    Column("speed-up", "speedup_over_one", "{:.2f}"),
+    Column("efficiency", "efficiency", "{:.0%}"),
+    Column("fit", "fit_speedup", "{:.2f}"),
+    Column("planner", "planner_speedup", "{:.2f}"),
+    Column("its ms off by", "planner_error", "{:+.0%}"),
+    Column("torch's speed-up", "baseline_speedup_over_one", "{:.2f}"),
 ]
 
 
@@ -342,6 +360,12 @@ def _predicted(
         "planner_error": microseconds / measured - 1.0,
         "planner_speedup": speedup(mode, world.ranks, base, microseconds),
     }
+
+
+def readme(report: Report) -> str:
+    """A line per mode and world; one that has more ranks than cores says so."""
+    rows = [milliseconds(row) for row in report.rows if not row.straggler_us]
+    return markdown(rows, README)
 
 
 def run(settings: Mapping[str, object]) -> int:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from interlace.bench.command import bench
 from interlace.bench.drawing import linear, logarithmic, number, timeline
 from interlace.bench.figures import (
     Roofline,
@@ -21,7 +25,7 @@ from interlace.bench.figures import (
 from interlace.bench.html import page
 from interlace.bench.plot import png
 from interlace.bench.row import Report, Row
-from interlace.bench.trace import Span
+from interlace.bench.trace import Span, text_of
 
 GEMM = Row(
     op="gemm_all_reduce", case="cpu", m=128, n=1024, k=512, world_size=2, dtype="bfloat16", baseline="torch + gloo",
@@ -174,6 +178,28 @@ def test_neighbours_on_a_lane_are_drawn_as_one():
     drawn = timeline(spans)
     assert drawn.count("5000 x product") == 1
     assert len(drawn) < 3000
+
+
+def test_a_page_is_made_of_files_that_were_written_before(tmp_path: Path):
+    """Catches a timeline that gets lost or goes to another benchmark, and a file of something else."""
+    made = reports()
+    names = [str(tmp_path / f"{report.benchmark}.json") for report in made]
+    for name, report in zip(names, made, strict=True):
+        Path(name).write_text(report.to_json())
+    assert "timeline" not in json.loads(Path(names[0]).read_text())
+    (tmp_path / "trace.json").write_text(text_of(made))
+    run, html = CliRunner(), str(tmp_path / "page.html")
+    done = run.invoke(bench, ["report", *names, "--html", html, "--trace", str(tmp_path / "trace.json")])
+    assert done.exit_code == 0, done.output
+    assert Path(html).read_text() == page(made)
+    for arguments, said in (
+        ([*names, "--html", html, "--trace", names[0]], "not a file of `interlace bench ... --trace`"),
+        (names, "nothing to write"),
+        ([str(tmp_path / "trace.json"), "--html", html], "not a result"),
+    ):
+        done = run.invoke(bench, ["report", *arguments])
+        assert done.exit_code == 2
+        assert said in done.output
 
 
 def draw() -> None:

@@ -20,17 +20,25 @@ SUITE: dict[str, dict[str, Any]] = {
 }
 
 
+def chosen(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Those of the suite that run on the device asked for."""
+    device = settings.get("device", "cpu")
+    return {n: own for n, own in SUITE.items() if device in getattr(_module(n), "DEVICES", ("cpu", "cuda"))}
+
+
 def cases(settings: Mapping[str, Any], world_size: int) -> list[Any]:
     """Those of all."""
     return [
-        case for name, own in SUITE.items() for case in _module(name).cases({**own, **settings}, world_size)
+        case
+        for name, own in chosen(settings).items()
+        for case in _module(name).cases({**own, **settings}, world_size)
     ]
 
 
 def run(settings: Mapping[str, object]) -> int:
     """On every rank; the worst status of all, and the first that is neither right nor wrong ends it."""
     worst = 0
-    for name, own in SUITE.items():
+    for name, own in chosen(settings).items():
         status: int = _module(name).run({**own, **settings})
         if status > 1:
             return status

@@ -37,6 +37,8 @@ def measure(name: str, ranks: int, rank: int | None, settings: dict[str, Any], *
     from .launching import on_ranks
 
     module = importlib.import_module(f"interlace.bench.{name}")
+    if settings["device"] not in getattr(module, "DEVICES", ("cpu", "cuda")):
+        raise ValueError(f"bench: {name} is measured on CPUs only; leave --device out")
     if settings["device"] == "cuda":
         check_cuda(ranks)
     module.cases(settings, ranks)
@@ -183,6 +185,28 @@ def compare(before: str, after: str, threshold: float, metric: str, everything: 
         click.echo(text)
     if found.failed(threshold / 100):
         raise SystemExit(1)
+
+
+@bench.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
+@click.option("--html", metavar="FILE", help="One page with tables and pictures; needs no network.")
+@click.option("--plot", metavar="PNG", help="The pictures alone.")
+@click.option(
+    "--trace",
+    metavar="FILE",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Of the same run: its timelines.",
+)
+def report(files: tuple[str, ...], html: str | None, plot: str | None, trace: str | None) -> None:
+    """A page or a picture of results that were written before (FILES of --json or --out)."""
+    from .output import write
+    from .row import read_report
+    from .trace import with_timelines
+
+    if not html and not plot:
+        raise ValueError("bench report: nothing to write; add --html FILE or --plot PNG")
+    found = [read_report(name) for name in files]
+    write(with_timelines(found, trace), {"html": html, "plot": plot})
 
 
 @bench.command()

@@ -39,8 +39,9 @@ from .shapes import architecture_of, dtypes_of, rows_of
 from .split_paths import SplitPath, split_paths
 from .verdict import relative_error
 
-__all__ = ["COLUMNS", "LayerCase", "cases", "readme", "run"]
+__all__ = ["COLUMNS", "DEVICES", "LayerCase", "cases", "readme", "run"]
 
+DEVICES = ("cpu",)
 PARTS = ("mlp", "attention")
 FORWARD = {"quick": (1, 128), "small": (1, 16, 128), "full": (1, 16, 128, 512)}
 TRAIN = {"quick": (128,), "small": (128,), "full": (128, 512)}

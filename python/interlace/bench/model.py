@@ -44,8 +44,9 @@ from .shapes import dtypes_of
 from .split_paths import SplitPath, split_paths
 from .verdict import relative_error
 
-__all__ = ["COLUMNS", "MODELS", "ModelCase", "cases", "readme", "run"]
+__all__ = ["COLUMNS", "DEVICES", "MODELS", "ModelCase", "cases", "readme", "run"]
 
+DEVICES = ("cpu",)
 MODELS = ("transformer", "smollm2")
 CACHE = Path.home() / ".cache" / "interlace"
 PROMPT = 64  # tokens before the one that is decoded

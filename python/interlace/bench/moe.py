@@ -32,8 +32,9 @@ from .session import Session, size_of
 from .shapes import architecture_of, dtypes_of
 from .verdict import relative_error
 
-__all__ = ["COLUMNS", "ExpertSizes", "MoeCase", "Routed", "cases", "readme", "run"]
+__all__ = ["COLUMNS", "DEVICES", "ExpertSizes", "MoeCase", "Routed", "cases", "readme", "run"]
 
+DEVICES = ("cpu",)
 TOKENS = {"quick": (256,), "small": (64, 512), "full": (16, 128, 512, 2048)}
 
 COLUMNS = [

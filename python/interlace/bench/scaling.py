@@ -41,8 +41,21 @@ from .shapes import dtypes_of
 from .summary import Timings
 from .verdict import relative_error
 
-__all__ = ["COLUMNS", "Fit", "ScalingCase", "Time", "cases", "fit", "readme", "run", "speedup", "worlds_of"]
+__all__ = [
+    "COLUMNS",
+    "DEVICES",
+    "Fit",
+    "ScalingCase",
+    "Time",
+    "cases",
+    "fit",
+    "readme",
+    "run",
+    "speedup",
+    "worlds_of",
+]
 
+DEVICES = ("cpu",)
 TRANSFORMER = {
     "quick": replace(SIZES["small"], layers=1, vocabulary=1024),
     "small": replace(SIZES["small"], layers=2, vocabulary=4096),

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ __all__ = [
     "record",
     "spans_of",
     "text_of",
+    "with_timelines",
 ]
 
 LANES = ("call", "compute", "publish", "wait", "reduce")
@@ -257,6 +259,24 @@ def chrome(spans: Sequence[Span], facts: Mapping[str, object] | None = None) -> 
             }
         )
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": dict(facts or {})}
+
+
+def with_timelines(reports: Sequence[Report], path: str | None) -> list[Report]:
+    """The reports with the timelines that `text_of` wrote for them. ValueError for a file that is none."""
+    if path is None:
+        return list(reports)
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        spans, cases = spans_of(content), content["otherData"]["cases"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not a file of `interlace bench ... --trace` ({error})") from None
+    for report in reports:
+        if cases.get(report.benchmark):
+            named = f"{report.benchmark}: " if len(cases) > 1 else ""
+            mine = [s for s in spans if s.variant.startswith(named)]
+            entry = [asdict(replace(span, variant=span.variant.removeprefix(named))) for span in mine]
+            report.timeline = {"case": cases[report.benchmark], "spans": entry}
+    return list(reports)
 
 
 def text_of(reports: Sequence[Report]) -> str:

@@ -193,7 +193,7 @@ INTERLACE_DEVICE void multiply_stage(uint32_t stage, int first_row, int first_co
   }
 }
 
-// All threads: the accumulators of one tile. The ring is drained when it returns.
+// All threads: the accumulators of one tile. Nothing is on its way when it returns: the last groups are empty.
 template <class Tile>
 INTERLACE_DEVICE void multiply_tile(Loader<Tile>& loader, GemmShared& shared, int first_row, int first_column,
                                     Accumulators& c) {
@@ -212,7 +212,6 @@ INTERLACE_DEVICE void multiply_tile(Loader<Tile>& loader, GemmShared& shared, in
     }
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
-  ptx::cp_async_wait_group<0>();
 }
 
 // See gemm_hooks.h. `memory` holds GemmShared, aligned to 1024.

@@ -20,7 +20,11 @@ COMMANDS = {
     "doctor": ("interlace.doctor.command", "doctor", "Show what was built and which path each op takes."),
     "train": ("interlace.train.command", "train", "Run a layout for some steps and record what it took."),
     "plan": ("interlace.planner.command", "plan_command", "Rank layouts DP x TP x PP x CP of a model."),
-    "tune": ("interlace.tune.command", "tune", "Measure the ways of each op on these GPUs and write the fastest."),
+    "tune": (
+        "interlace.tune.command",
+        "tune",
+        "Measure the ways of each op on these GPUs and write the fastest.",
+    ),
 }
 
 

@@ -134,6 +134,8 @@ def test_the_table_says_what_the_dispatcher_chooses():
     paths = report()["native"]["paths"]
     assert {row["op"] for row in paths} == {"all_gather_gemm", "gemm_reduce_scatter", "gemm_all_reduce"}
     assert {row["device"] for row in paths} == {"cpu", "cuda"}
+    on_gpus = [row for row in paths if row["device"] == "cuda" and row["dtype"] == "bfloat16"]
+    assert {"one_shot", "fused"} <= {row["algorithm"] for row in on_gpus} or torch.cuda.is_available()
     paths = [row for row in paths if row["device"] == "cpu"]
     assert {row["dtype"] for row in paths} == {"float32", "bfloat16", "float16", "float64"}
     for row in paths:

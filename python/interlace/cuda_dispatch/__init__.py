@@ -4,7 +4,8 @@ What is chosen is decided by `heuristics` from what all ranks know alike; a grou
 table once, at its first call. `interlace.last_path()` says what a call took and why.
 """
 
+from .deciding import OURS, foreseen
 from .kernels import KERNELS
 from .state import GroupState, forget, is_used, state_of
 
-__all__ = ["KERNELS", "GroupState", "forget", "is_used", "state_of"]
+__all__ = ["KERNELS", "OURS", "GroupState", "foreseen", "forget", "is_used", "state_of"]

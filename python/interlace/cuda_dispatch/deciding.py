@@ -10,9 +10,9 @@ from ..groups import GroupInfo, resolve
 from ..heuristics import Decision, Problem
 from ..paths import chosen_backend, note_path
 from .launches import Place
-from .state import state_of
+from .state import known, state_of
 
-__all__ = ["OURS", "decide", "place_of", "shard_sizes"]
+__all__ = ["OURS", "decide", "foreseen", "place_of", "shard_sizes"]
 
 OURS = ("fused", "one_shot", "two_shot")
 _DEMANDS = {"auto": "", "fused": "ours", "reference": "baseline", "decomposed": "decomposed"}
@@ -74,3 +74,16 @@ def decide(
         decision = state.choose(problem, demand)
     note_path(op, decision.algorithm, decision.reason, decision.algorithm in OURS)
     return decision
+
+
+def foreseen(
+    op: str, group_name: str, world_size: int, dtype: torch.dtype, rows: int, width: int = 8192
+) -> Decision | None:
+    """What a call with these sizes would take; None before the group's first call on CUDA tensors. For reports."""
+    state = known(group_name)
+    if state is None:
+        return None
+    problem = Problem(
+        op, _name(dtype), rows, width, world_size, unavailable=state.unavailable, itemsize=dtype.itemsize
+    )
+    return state.choose(problem, "")

@@ -10,7 +10,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 from .. import device, heuristics, symmetric_memory
 from ..hardware import Hardware, agreed, describe
 
-__all__ = ["GroupState", "forget", "is_used", "joined", "state_of"]
+__all__ = ["GroupState", "forget", "is_used", "joined", "known", "state_of"]
 
 
 @dataclass
@@ -72,6 +72,11 @@ def joined(facts: list[tuple[Hardware, str]], unavailable: str, multicast: bool)
 def forget(group_name: str) -> None:
     """A later group of this name agrees anew."""
     _states.pop(group_name, None)
+
+
+def known(group_name: str) -> GroupState | None:
+    """The group's state when it has one. Local."""
+    return _states.get(group_name)
 
 
 def is_used(group_name: str) -> bool:

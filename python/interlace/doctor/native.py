@@ -12,7 +12,9 @@ __all__ = ["native", "ranges"]
 
 OPS = ("all_gather_gemm", "gemm_reduce_scatter", "gemm_all_reduce")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-NO_CUDA_KERNELS = "no fused CUDA kernel of this op yet: torch.distributed serves GPU tensors"
+CUDA_DTYPES = ("bfloat16", "float32")
+DESCRIBED = "NVIDIA H200"  # whose choices are shown where there is no GPU
+CUDA_WIDTH = 8192  # of the rows, for the choices that are shown
 LARGEST_ROWS = 1 << 20  # beyond it nothing changes: the choice is between few and many rows
 
 Choice = tuple[str, str]  # algorithm, reason
@@ -46,8 +48,38 @@ def _paths(op: str) -> Iterator[dict[str, str]]:
         for size, (algorithm, reason) in ranges(choose):
             row = {"op": op, "device": "cpu", "dtype": dtype, "size": size}
             yield {**row, "algorithm": algorithm, "reason": reason}
-    row = {"op": op, "device": "cuda", "dtype": "all", "size": "M >= 1"}
-    yield {**row, "algorithm": "reference", "reason": NO_CUDA_KERNELS}
+    yield from _cuda_paths(op)
+
+
+def _cuda_paths(op: str) -> Iterator[dict[str, str]]:
+    """What a group of this machine's GPUs would take, or one of eight H200 where there is none."""
+    hardware = importlib.import_module("interlace.hardware")
+    heuristics = importlib.import_module("interlace.heuristics")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpu = hardware.describe(torch.device("cuda", 0)) if count else hardware.KNOWN[DESCRIBED]
+    ranks = max(2, count) if count else 8
+    table = heuristics.load()
+    library = importlib.import_module("interlace._native").CUDA_LIBRARY
+    missing = "" if library.exists() or not count else "interlace_cuda.so is not built"
+    for dtype in CUDA_DTYPES:
+
+        def choose(rows: int, dtype: str = dtype) -> Choice:
+            problem = heuristics.Problem(
+                op,
+                dtype,
+                rows,
+                CUDA_WIDTH,
+                ranks,
+                unavailable=missing,
+                itemsize=2 if dtype == "bfloat16" else 4,
+            )
+            decision = heuristics.choose(problem, gpu, table)
+            return decision.algorithm, decision.reason
+
+        where = f"{ranks} x {gpu.name}" + ("" if count else ", as described: no GPU here")
+        for size, (algorithm, reason) in ranges(choose):
+            row = {"op": op, "device": "cuda", "dtype": dtype, "size": size}
+            yield {**row, "algorithm": algorithm, "reason": f"{reason} ({where})"}
 
 
 def ranges(choose: Callable[[int], Choice]) -> Iterator[tuple[str, Choice]]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .. import cuda_dispatch
 from ..groups import GroupInfo, resolve
 from ..modules.held import as_dtensor
 from ..ops import OPS
@@ -108,11 +109,23 @@ def path_of(info: GroupInfo, op: str, dtype: torch.dtype, device: torch.device) 
     if "gemm" not in op:
         return True, "symmetric memory"
     if device.type != "cpu":
-        return True, f"chosen at the call ({device.type})"
+        return _cuda_path_of(info, op, dtype, device)
     few, many = (OPS.choose(op, str(dtype).removeprefix("torch."), rows) for rows in (FEW, MANY))
     if few[0] == UNFUSED:
         return False, few[1]
     return True, few[0] if few == many else f"{few[0]} (few rows), {many[0]} (many)"
+
+
+def _cuda_path_of(info: GroupInfo, op: str, dtype: torch.dtype, device: torch.device) -> tuple[bool, str]:
+    """As path_of once the group has agreed on its GPUs, which its first call does."""
+    found = [cuda_dispatch.foreseen(op, info.name, info.world_size, dtype, rows) for rows in (FEW, MANY)]
+    few, many = found
+    if few is None or many is None:
+        return True, f"chosen at the call ({device.type})"
+    fused = few.algorithm in cuda_dispatch.OURS or many.algorithm in cuda_dispatch.OURS
+    if few.algorithm == many.algorithm:
+        return fused, f"{few.algorithm}: {few.reason}"
+    return fused, f"{few.algorithm} (few rows), {many.algorithm} (many)"
 
 
 def _row_of(name: str, module: Any) -> ReportRow | None:

@@ -151,6 +151,13 @@ MUTANTS = (
         tsan=False,
     ),
     Mutant(
+        "pushes_signalled_with_the_running_epoch",
+        "cuda/kernels/publish_chunk.cuh",
+        "signal_tile(group, peer, chunk, own.push_epoch);",
+        "signal_tile(group, peer, chunk, own.epoch + 1);",
+        program="fused_calls",
+    ),
+    Mutant(
         "no_proxy_fence",
         "cuda/kernels/gemm_sm90.cuh",
         "      ptx::fence_proxy_async_global();\n",

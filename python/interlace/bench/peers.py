@@ -62,7 +62,11 @@ NAMES = ("symm_mem", "deepspeed", "mpi", "transformer_engine", "flashinfer")
 def said(peers: list[Peer]) -> str:
     """Which are here and which are not, in a line."""
     here = [f"{peer.name} {peer.version}" for peer in peers if peer.absent is None]
-    absent = [f"{peer.name} ({peer.absent})" for peer in peers if peer.absent is not None]
+    absent = [
+        f"{peer.name} ({', '.join(filter(None, (peer.version, peer.absent)))})"
+        for peer in peers
+        if peer.absent is not None
+    ]
     return f"peers: {', '.join(here) or 'none'}; absent: {', '.join(absent) or 'none'}"
 
 

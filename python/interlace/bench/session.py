@@ -68,6 +68,8 @@ class Session:
         self.group = interlace.resolve(None)
         self.rank, self.world_size = self.group.rank, self.group.world_size
         self.device = torch.device(str(settings.get("device", "cpu")))
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.rank % torch.cuda.device_count())
         self._flag = torch.zeros(1)
         self.clock = clock_for(self.device.type)
         self.oversubscribed = self.placement.core is None and len(self.placement.cores) < self.world_size

@@ -1,19 +1,21 @@
 """The host half of the CUDA library builds, links, registers its ops and refuses bad calls, without a GPU.
 
 A CPU build of torch lacks three functions of the library's C interface; stand-ins for them let everything else be the
-real thing: kernels compiled by nvcc, the toolkit's runtime, torch's dispatcher.
+real thing: kernels compiled by nvcc, the toolkit's runtime, torch's dispatcher. What needs no torch is run against a
+runtime that only writes down what it is asked (cuda_host_parts.cpp).
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.device import emulation
+from tests.device.machine_code import built_objects, execute
 from tests.device.toolkit import find_tool, toolkit_folder
 
 NVCC = find_tool("nvcc")
@@ -22,8 +24,9 @@ pytestmark = pytest.mark.skipif(
     NVCC is None or TOOLKIT is None, reason="needs nvcc and the CUDA toolkit's headers"
 )
 
-TIMEOUT_SECONDS = 240
 TORCH = Path(torch.__file__).parent
+HOST = emulation.CSRC / "cuda" / "host"
+HERE = Path(__file__).parent
 
 STAND_INS = r"""
 #include <cstdint>
@@ -41,78 +44,59 @@ void torch_c10_cuda_free_error_msg(char* text) { std::free(text); }
 }
 """
 
-CALLS = r"""
-import sys
-import torch
-
-torch.ops.load_library(sys.argv[1])
-ops = torch.ops.interlace
-assert ops._device_segment_bytes(1024) == 2304 + 4096 * 9 * 4 + 2 * 1024
-assert "Tensor(a!)[] outs" in str(ops._device_one_shot_all_reduce.default._schema)
+WARNINGS = ("-Wall", "-Wextra", "-Werror")
 
 
-def refuses(text, segments, pages, first_rank=0, timeout=1.0):
-    try:
-        ops._device_barrier(segments, pages, first_rank, timeout, 0)
-    except RuntimeError as error:
-        assert text in str(error), str(error)
-    else:
-        raise AssertionError(f"accepted: {text}")
-
-
-refuses("expected 1 to 8 segments, one per rank; got 9", [128] * 9, [64])
-refuses("ranks 2 to 2 are not in a group of 2", [128, 256], [64], first_rank=2)
-refuses("timeout must be positive", [128, 256], [64], timeout=0.0)
-refuses("the segment of rank 1 must be aligned to 128 bytes", [128, 200], [64])
-refuses("the host page of rank 0 must be pinned memory", [128, 256], [60])
-print("all calls refused")
-"""
-
-
-def _execute(*command: str) -> str:
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    return finished.stdout
+def compiled(source: Path, folder: Path) -> Path:
+    """Object file of a source of the host half, with every warning an error."""
+    output = folder / f"{source.stem}.o"
+    execute(
+        *("g++", "-std=c++20", "-O0", *WARNINGS, "-fPIC", "-fvisibility=hidden", "-c", str(source)),
+        *("-DTORCH_TARGET_VERSION=0x020b000000000000", "-DUSE_CUDA", f"-I{emulation.CSRC}"),
+        *("-isystem", str(TORCH / "include"), "-isystem", str(Path(str(TOOLKIT)) / "include")),
+        *("-o", str(output)),
+    )
+    return output
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """interlace_cuda.so for one architecture, with the stand-ins."""
+    """interlace_cuda.so with the stand-ins; a symbol that nothing defines fails the link."""
     folder = tmp_path_factory.mktemp("cuda_host")
-    objects = []
-    for source in sorted((emulation.CSRC / "cuda" / "kernels").glob("*.cu")):
-        objects.append(str(folder / f"{source.stem}.o"))
-        options = (
-            "-std=c++20",
-            "--expt-relaxed-constexpr",
-            "-arch=sm_90a",
-            "-Xcompiler=-fPIC,-fvisibility=hidden",
-        )
-        _execute(str(NVCC), *options, f"-I{emulation.CSRC}", "-c", str(source), "-o", objects[-1])
     stand_ins = folder / "stand_ins.cpp"
     stand_ins.write_text(STAND_INS)
+    sources = [stand_ins, *sorted(HOST.glob("*.cpp"))]
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(lambda source: compiled(source, folder), sources))
     library = folder / "interlace_cuda.so"
-    _execute(
-        *(
-            "g++",
-            "-std=c++20",
-            "-O1",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-fPIC",
-            "-shared",
-            "-fvisibility=hidden",
-        ),
-        *("-DTORCH_TARGET_VERSION=0x020b000000000000", "-DUSE_CUDA", f"-I{emulation.CSRC}"),
-        *("-isystem", str(TORCH / "include"), "-isystem", str(TOOLKIT / "include"), str(stand_ins)),
-        *(str(source) for source in sorted((emulation.CSRC / "cuda" / "host").glob("*.cpp"))),
-        *(*objects, f"-L{TOOLKIT / 'lib64'}", "-lcudart", f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"),
-        *(f"-Wl,-rpath,{TOOLKIT / 'lib64'}", "-Wl,-z,defs", "-o", str(library)),
+    runtime = Path(str(TOOLKIT)) / "lib64"
+    execute(
+        *("g++", "-shared", *map(str, objects), *map(str, built_objects().values())),
+        *(f"-L{runtime}", "-lcudart", f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"),
+        *(f"-Wl,-rpath,{runtime}", "-Wl,-z,defs", "-o", str(library)),
     )
     return library
 
 
 def test_the_library_links_registers_and_refuses_bad_calls(library: Path) -> None:
-    """Would catch: a symbol outside the stable ABI, a schema that does not parse, a launch with bad addresses."""
-    assert "all calls refused" in _execute(sys.executable, "-c", CALLS, str(library))
+    """Would catch: a symbol outside the stable ABI, a schema that does not parse, a launch with bad operands."""
+    printed = execute(sys.executable, str(HERE / "cuda_host_calls.py"), str(library))
+    assert "all bad calls refused" in printed
+
+
+def test_what_a_gpu_will_run_is_rehearsed(library: Path) -> None:
+    """Would catch: a wrong call, shape or expectation in the parts of `make test-gpu`, or a part that cannot fail."""
+    printed = execute(sys.executable, "-m", "tests.device.gpu.rehearsal", str(library), OMP_NUM_THREADS="1")
+    assert "faults noticed" in printed
+
+
+def test_parts_without_torch_keep_their_promises(tmp_path: Path) -> None:
+    """Would catch: a copy to the wrong place or before the barrier, a stale tensor map, blocks that do not fit."""
+    program = tmp_path / "parts"
+    parts = [HOST / f"{name}.cpp" for name in ("budget", "copy_engine", "failure", "tensor_map")]
+    execute(
+        *("g++", "-std=c++20", "-O0", *WARNINGS, f"-I{emulation.CSRC}"),
+        *("-isystem", str(Path(str(TOOLKIT)) / "include"), str(HERE / "cuda_host_parts.cpp")),
+        *(*map(str, parts), "-o", str(program)),
+    )
+    assert "ok" in execute(str(program))

@@ -79,6 +79,9 @@ class VirtualRanks:
 
         `with ranks.ranks() as each: for workspace in each: launch(workspace)`. Works under graph capture.
         """
+        if not self.streams:
+            yield iter(self.workspaces)
+            return
         caller = torch.cuda.current_stream(self.device)
         yield self._on_streams(caller)
         for stream in self.streams:

@@ -95,8 +95,8 @@ class Workspace:
     """The memory of one group on one stream, as this rank's launches see it. Addresses are numbers, sizes bytes.
 
     segments: every rank's segment, at addresses of this device. pages: the host page of this rank, or those of all
-    ranks when they are virtual ranks on one device. multicast: address through which a store reaches every segment, 0 where there is none.
-    timeout: seconds of one wait.
+    ranks when they are virtual ranks on one device. multicast: address through which a store reaches every segment,
+    0 where there is none. timeout: seconds of one wait.
     """
 
     group_name: str

@@ -2,7 +2,7 @@
 #
 #   make demo       split a pretrained model over two processes and compare with the unsplit one   ARGS="--dtype bf16"
 #   make test       the whole test suite                                                  ARGS="-k all_reduce -x"
-#   make test-gpu   the tests and timings that need a CUDA device             VENV=<environment with a CUDA torch>
+#   make test-gpu   what needs a CUDA device: tests, timings, one JSON         VENV=<environment with a CUDA torch>
 #   make bench      every benchmark into benchmarks/results, and the README's tables from them    ARGS=--quick
 #   make lint       ruff, clang-format, mypy
 #   make models     check the Promela models of the signal protocol (needs spin)
@@ -39,7 +39,7 @@ test: $(stamps)/test $(stamps)/demo
 
 test-gpu: $(stamps)/test
 	@$(python) -c "import sys, torch; torch.cuda.is_available() or sys.exit('test-gpu: torch ' + torch.__version__ + ' sees no CUDA device; with a GPU: make test-gpu VENV=<an environment with a CUDA torch>, or VENV=.venv-gpu TORCH=torch')"
-	$(python) -m pytest -m gpu $(ARGS)
+	$(python) -m tests.device.gpu.suite $(ARGS)
 
 bench: $(stamps)/native
 	$(VENV)/bin/interlace bench all --out benchmarks/results $(ARGS)

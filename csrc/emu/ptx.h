@@ -14,6 +14,7 @@
 #define INTERLACE_DYNAMIC_SHARED(name) char* const name = ::interlace::emu::current_block->shared().start()
 #define INTERLACE_PARAMETER const
 #define INTERLACE_UNROLL
+#define INTERLACE_UNROLL_BY_2
 #define INTERLACE_ROLLED
 
 namespace interlace::ptx {

@@ -16,6 +16,7 @@ from tests.device.emulation import Mutant
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 MAINLOOP = "cuda/kernels/gemm_sm90.cuh"
+EPILOGUE = "cuda/kernels/gemm_store.cuh"
 DESCRIPTOR = "cuda/kernels/descriptor.h"
 
 
@@ -34,7 +35,10 @@ MUTANTS = (
         "  ptx::wgmma_registers(c);\n  release_stage(ring, running);",
     ),
     _mutant(
-        "rows_behind_the_tile_stored", "work.rows || valid <= 0) continue;", "1024 || valid <= 0) continue;"
+        "rows_behind_the_tile_stored",
+        "work.rows || valid <= 0) continue;",
+        "1024 || valid <= 0) continue;",
+        EPILOGUE,
     ),
     _mutant("no_proxy_fence", "      ptx::fence_proxy_async_global();\n", "", tsan=True),
     _mutant("barriers_not_shown_to_the_copy_engine", "    ptx::fence_mbarrier_init();\n", ""),

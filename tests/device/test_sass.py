@@ -96,6 +96,7 @@ def test_machine_code_is_what_the_kernels_are_written_for(source: str) -> None:
 
 SIGNALS = "cuda/kernels/signals.cuh"
 MAINLOOP = "cuda/kernels/gemm_sm90.cuh"
+EPILOGUE = "cuda/kernels/gemm_store.cuh"
 ONE_GEMM = """
 #include "cuda/kernels/plain_gemm_sm90.cuh"
 namespace interlace {
@@ -121,7 +122,7 @@ BROKEN_GEMMS = (
         "local memory",
     ),
     (
-        Mutant("run_time_index", MAINLOOP, "pair{{four[2 * low],", "pair{{c[lane],"),
+        Mutant("run_time_index", EPILOGUE, "accumulators + pack * 4;", "accumulators + lane % 8 * 4;"),
         "local memory",
     ),
 )

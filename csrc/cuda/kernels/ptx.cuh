@@ -13,6 +13,7 @@
 #define INTERLACE_DYNAMIC_SHARED(name) extern __shared__ __align__(1024) char name[]
 #define INTERLACE_PARAMETER const __grid_constant__
 #define INTERLACE_UNROLL _Pragma("unroll")
+#define INTERLACE_UNROLL_BY_2 _Pragma("unroll 2")
 #define INTERLACE_ROLLED _Pragma("unroll 1")  // where copies of a loop body would not fit into the registers
 
 namespace interlace::ptx {

@@ -30,6 +30,18 @@ def products(x: Tensor, weight: Tensor, bias: Tensor, mesh: DeviceMesh) -> Tenso
     return scattered + summed
 
 
+def norms_and_scales(x: Tensor, weight: Tensor, scale: Tensor, mesh: DeviceMesh) -> list[Tensor]:
+    normalised, residual = functional.linear_all_reduce_norm(x, weight, None, x, scale, 1e-6, group=mesh)
+    part, kept = functional.linear_reduce_scatter_norm(
+        x, weight, None, None, scale, group=mesh, scatter_dim=1
+    )
+    one: Tensor = functional.all_gather_linear_scaled(x, scale, weight, scale, group=mesh)
+    both: list[Tensor] = functional.all_gather_linear_scaled(x, scale, [weight], [scale], group=mesh)
+    with interlace.backend("decomposed"):
+        summed: Tensor = functional.linear_reduce_scatter_scaled(x, scale, weight, scale, group=mesh)
+    return [normalised, residual, part, kept, one, *both, summed]
+
+
 def collectives(x: Tensor, group: str) -> list[Tensor]:
     return [
         functional.all_reduce(x, group=group),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -95,6 +95,32 @@ def _check_scale(op: str, what: str, tensor: Tensor, scale: Tensor, rows: int, i
         )
 
 
+@overload
+def all_gather_linear_scaled(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = ...,
+    *,
+    group: Group,
+    gather_dim: int = ...,
+    gather_size: int | None = ...,
+    out_dtype: torch.dtype = ...,
+) -> Tensor: ...
+@overload
+def all_gather_linear_scaled(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Sequence[Tensor],
+    weight_scale: Sequence[Tensor],
+    bias: Sequence[Tensor | None] | None = ...,
+    *,
+    group: Group,
+    gather_dim: int = ...,
+    gather_size: int | None = ...,
+    out_dtype: torch.dtype = ...,
+) -> list[Tensor]: ...
 def all_gather_linear_scaled(
     x: Tensor,
     x_scale: Tensor,

@@ -64,8 +64,8 @@ format: $(stamps)/dev
 
 emu: $(stamps)/tools
 	$(configure) -B build/emu -DINTERLACE_CUDA=OFF -DINTERLACE_EMU_TESTS=ON
-	$(cmake) --build build/emu --target interlace_emu
-	PATH="$(abspath $(VENV))/bin:$$PATH" ctest --test-dir build/emu --output-on-failure
+	$(cmake) --build build/emu --target interlace_emu_tests
+	PATH="$(abspath $(VENV))/bin:$$PATH" ctest --test-dir build/emu --output-on-failure --parallel $$(nproc)
 
 sass: $(stamps)/tools
 	$(configure) -B build/sass

@@ -21,8 +21,8 @@ void* __tsan_create_fiber(unsigned flags);
 void __tsan_switch_to_fiber(void* fiber, unsigned flags);
 void __tsan_acquire(void* address);
 void __tsan_release(void* address);
-void __tsan_read_range(void* address, unsigned long bytes);
-void __tsan_write_range(void* address, unsigned long bytes);
+void __tsan_read_range(void* address, long bytes);
+void __tsan_write_range(void* address, long bytes);
 }
 #else
 #define INTERLACE_EMU_TSAN 0
@@ -50,10 +50,10 @@ INTERLACE_EMU_HIDDEN inline void release_tag(void* tag) { __tsan_release(tag); }
 INTERLACE_EMU_HIDDEN inline void acquire_tag(void* tag) { __tsan_acquire(tag); }
 // Accesses that hidden code does for the current identity.
 INTERLACE_EMU_HIDDEN inline void note_read(const void* address, size_t bytes) {
-  __tsan_read_range(const_cast<void*>(address), bytes);
+  __tsan_read_range(const_cast<void*>(address), static_cast<long>(bytes));
 }
 INTERLACE_EMU_HIDDEN inline void note_write(void* address, size_t bytes) {
-  __tsan_write_range(address, bytes);
+  __tsan_write_range(address, static_cast<long>(bytes));
 }
 #else
 inline void* current_identity() { return nullptr; }

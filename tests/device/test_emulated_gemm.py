@@ -1,17 +1,17 @@
 """The sm_90 mainloop on CPU threads, with bugs planted in its pipeline: each must be noticed.
 
-The programs themselves run with the others, in test_emulator.py.
+The programs themselves are run by ctest (`make emu`).
 """
 
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from tests.device import emulation
-from tests.device.emulation import Mutant
+from tests.device.emulation import Mutant, Result
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
@@ -66,13 +66,6 @@ MUTANTS = (
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_planted_bug_in_the_pipeline_is_caught(mutant: Mutant, tmp_path: Path) -> None:
+def test_a_planted_bug_in_the_pipeline_is_caught(mutant: Mutant, end_of: Callable[[Mutant], Result]) -> None:
     """Would catch: emulator or test programs that no longer notice the bug."""
-    sources = tmp_path / "csrc"
-    emulation.copy_with_bug(mutant, sources)
-    program = tmp_path / mutant.program
-    emulation.build(mutant.program, tsan=mutant.tsan, sources=sources, output=program, optimize=False)
-    result = emulation.run(program, seeds=4)
-    assert result.status != 0, f"bug not noticed:\n{result.output}"
-    reports = ("FAILED", "ThreadSanitizer: data race")
-    assert any(report in result.output for report in reports), result.output
+    emulation.require_caught(end_of(mutant))

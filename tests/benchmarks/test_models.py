@@ -47,7 +47,7 @@ def test_every_row_is_right_timed_and_has_its_figures(tmp_path: Path):
     text = page(list(reports.values()))
     assert all(f'id="{name}"' in text for name in NAMES)
     assert "Timeline: " in text
-    assert "weak: 2-layer train, float32" in text
+    assert "weak 2-layer train, float32" in text
     for name, read in (("layer", layer), ("model", model), ("moe", moe), ("scaling", scaling)):
         assert read.readme(reports[name]).count("\n") == 1 + len(reports[name].rows)
 

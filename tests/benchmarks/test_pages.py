@@ -47,7 +47,12 @@ def collective(size: int, us: float) -> Row:
 def scaled(ranks: int, us: float, mode: str = "strong") -> Row:
     extra = {"mode": mode, "speedup_over_one": 100.0 / us, "fit_speedup": 90.0 / us, "planner_speedup": None}
     return Row(
-        op="model", case="2 layers", world_size=ranks, fused_us=us, oversubscribed=ranks > 2, extra=extra
+        op="model",
+        case=f"{mode} 2 layers",
+        world_size=ranks,
+        fused_us=us,
+        oversubscribed=ranks > 2,
+        extra=extra,
     )
 
 
@@ -153,7 +158,7 @@ def test_curves_hold_every_way_and_the_ideal():
     """Catches bandwidths of peers scaled by the wrong time, and an ideal line that bends."""
     ours, gloo, mpi = bandwidth_curves(reports()[1])["all_reduce"]
     assert ours.points[1][1] == pytest.approx(4 * gloo.points[1][1]) == pytest.approx(2 * mpi.points[1][1])
-    ideal, measured, fit = scaling_curves(reports()[2])["strong: 2 layers, float32"]
+    ideal, measured, fit = scaling_curves(reports()[2])["strong 2 layers, float32"]
     assert ideal.points == ((1.0, 1.0), (2.0, 2.0), (4.0, 4.0))
     assert measured.points[2] == (4.0, 2.0)
     assert fit.kind == "fit"

@@ -18,6 +18,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 44.0, 10.0, 8.0, 34.0
 _DASHES = {"measured": "", "ideal": "2 4", "fit": "6 4", "predicted": "8 3 2 3"}
 _LANE_COLORS = {"compute": 0, "publish": 3, "wait": 5, "reduce": 2}
 _LANE_HEIGHT = 11.0
+_JOINED = 0.8  # of 720: what lies nearer on a lane is drawn as one
 
 
 @dataclass(frozen=True)
@@ -199,25 +200,32 @@ def timeline(spans: Sequence[Span]) -> str:
                 top += _LANE_HEIGHT
             top += 4
         top += 6
-    for tick in axis.ticks:
-        x = left + tick / axis.high * (width - left)
-        anchor = "start" if tick == 0 else "end" if tick == axis.ticks[-1] else "middle"
-        parts.append(f'<line class="grid" x1="{x:.1f}" y1="18" x2="{x:.1f}" y2="{top:.0f}"/>')
-        parts.append(f'<text x="{x:.1f}" y="{top + 12:.0f}" text-anchor="{anchor}">{axis.write(tick)}</text>')
+    parts = _time_grid(axis, left, width, top) + parts
     svg = f'<svg class="time" viewBox="0 0 {width:.0f} {top + 16:.0f}" role="img" aria-label="timeline of the ranks">'
     named = [(f"k{_LANE_COLORS[lane]}", lane) for lane in LANES[1:]]
     return f'{keys(named)}<div class="wide">{svg}{"".join(parts)}</svg></div>'
 
 
+def _time_grid(axis: Axis, left: float, width: float, top: float) -> list[str]:
+    """Lines of the time axis, under the lanes, with their numbers below."""
+    parts = []
+    for tick in axis.ticks:
+        x = left + tick / axis.high * (width - left)
+        anchor = "start" if tick == 0 else "end" if tick == axis.ticks[-1] else "middle"
+        parts.append(f'<line class="grid" x1="{x:.1f}" y1="18" x2="{x:.1f}" y2="{top:.0f}"/>')
+        parts.append(f'<text x="{x:.1f}" y="{top + 12:.0f}" text-anchor="{anchor}">{axis.write(tick)}</text>')
+    return parts
+
+
 def _pieces(
     spans: Sequence[Span], start: int, left: float, top: float, scale: float, style: str
 ) -> list[str]:
-    """Rectangles of one lane; neighbours closer than a third of a pixel are one."""
+    """Rectangles of one lane; neighbours that nobody could tell apart are one."""
     merged: list[list[float]] = []
     names: list[list[str]] = []
     for span in sorted(spans, key=lambda s: s.begin_ns):
         begin, end = (span.begin_ns - start) * scale, (span.end_ns - start) * scale
-        if merged and begin - merged[-1][1] < 0.35:
+        if merged and begin - merged[-1][1] < _JOINED:
             merged[-1][1] = max(merged[-1][1], end)
             names[-1].append(span.name)
         else:

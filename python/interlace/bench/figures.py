@@ -98,10 +98,10 @@ def short_name(row: Row) -> str:
     """What tells a row of a report from the others, short enough for a phone."""
     sizes = " x ".join(str(value) for value in (row.m, row.n, row.k) if value)
     parts = [row.case or row.op, sizes]
-    parts += [f"{row.tokens:,} tokens"] if row.tokens else []
+    parts += [f"{row.tokens:,} token{'s' * (row.tokens != 1)}"] if row.tokens else []
     parts += [_bytes(row.bytes)] if row.bytes and not sizes else []
     parts += [{"float32": "fp32", "bfloat16": "bf16"}.get(row.dtype, row.dtype)]
-    parts += [f"{row.world_size} ranks"] if row.world_size > 2 else []
+    parts += [f"{row.world_size} ranks"] if row.world_size > 2 or row.value("mode") else []
     if row.case and not row.case.startswith(row.op):
         parts.insert(0, row.op)
     return ", ".join(part for part in parts if part)
@@ -184,11 +184,11 @@ def _bandwidths(rows: Sequence[Row]) -> list[Curve]:
 
 
 def scaling_curves(report: Report) -> dict[str, list[Curve]]:
-    """mode and case -> speed-up over ranks: measured, ideal, the fit, the planner's prediction, the baseline."""
+    """case and dtype -> speed-up over ranks: measured, ideal, the fit, the planner's prediction, the baseline."""
     found: dict[str, list[Row]] = {}
     for row in report.rows:
         if row.value("mode") and not row.skipped:
-            found.setdefault(f"{row.value('mode')}: {row.case}, {row.dtype}", []).append(row)
+            found.setdefault(f"{row.case}, {row.dtype}", []).append(row)
     lines = (
         ("interlace", "speedup_over_one", "measured", 0),
         ("torch + gloo", "baseline_speedup_over_one", "measured", 5),

@@ -139,7 +139,7 @@ def _section(report: Report, first: Report) -> str:
     parts = [f'<h2 id="{escape(report.benchmark)}">{escape(report.benchmark)}</h2>']
     if report.benchmark in NATURE:
         parts.append(f"<p>{NATURE[report.benchmark]}</p>")
-    if report.command:
+    if report.command and (report is first or report.command != first.command):
         parts.append(f"<p><code>{escape(report.command)}</code></p>")
     if report is not first and (report.machine.get("cpu"), report.commit) != (
         first.machine.get("cpu"),
@@ -149,6 +149,11 @@ def _section(report: Report, first: Report) -> str:
     parts += [f'<p class="bad">WRONG: {escape(text)}</p>' for text in report.wrong]
     parts += ['<p class="bad">Interrupted: rows are missing.</p>'] if report.partial else []
     parts += [f'<p class="soft">{escape(text)}</p>' for text in report.warnings]
+    busy = sum("busy" in row.note for row in report.rows)
+    if busy:
+        parts.append(
+            f'<p class="soft">{busy} of {len(report.rows)} rows were measured on a busy machine.</p>'
+        )
     parts += [_facts(report), _bars(exposed_bars(report)), _pictures(report)]
     spans = spans_of(report.timeline)
     if spans:
@@ -170,7 +175,7 @@ def _facts(report: Report) -> str:
     if peers:
         found.append((f"{geometric_mean(peers):.2f} x", "of the best peer's speed, geometric mean"))
     if overlap:
-        found.append((f"{overlap[len(overlap) // 2]:.0%}", "of the collective hidden, median"))
+        found.append((f"{max(0.0, overlap[len(overlap) // 2]):.0%}", "of the collective hidden, median"))
     if rows:
         wrong = sum(not row.correct for row in rows)
         found.append((f"{len(rows) - wrong} of {len(rows)}", "cases with right results"))

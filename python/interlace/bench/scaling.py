@@ -70,8 +70,7 @@ PHASES = {"quick": ("train",), "small": ("prefill", "train"), "full": ("prefill"
 DENOMINATOR = "the unsplit model of torch, one process, one core"
 
 COLUMNS = [
-    Column("scaling", "mode", width=7),
-    Column("of", "case", width=14),
+    Column("scaling", "case", width=20),
     Column("dtype", "dtype", width=8),
     Column("ranks", "world_size", "{}", 5),
     Column("tokens", "tokens", "{}", 6),
@@ -90,8 +89,7 @@ COLUMNS = [
 
 
 README = [
-    Column("scaling", "mode"),
-    Column("of", "case"),
+    Column("scaling", "case"),
     Column("dtype", "dtype"),
     Column("ranks", "world_size"),
     Column("tokens", "tokens", "{:,}"),
@@ -343,7 +341,9 @@ def _rows(
             }  # fmt: skip
         told |= _predicted(planned, case, mode, world, tokens, mine)
         session.oversubscribed = world.oversubscribed
-        row = session.row(timings, extra=told, tokens=tokens, **case.identity(), world_size=world.ranks)
+        about = case.identity()
+        about["case"] = f"{mode} {about['case']}"
+        row = session.row(timings, extra=told, tokens=tokens, **about, world_size=world.ranks)
         session.add(replace(row, baseline="parallelize_module" if world.ranks > 1 else None))
 
 

@@ -39,7 +39,7 @@ td.words, th.words { text-align: left; }
 .cases { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 0.9rem 2rem;
   margin: 0.6rem 0; }
 .case > b { font-size: 0.85rem; font-weight: 600; }
-.bar { display: grid; grid-template-columns: 7.2rem 1fr 4.6rem; gap: 0 0.5rem; align-items: center;
+.bar { display: grid; grid-template-columns: 9rem 1fr 4.6rem; gap: 0 0.5rem; align-items: center;
   font-size: 0.8rem; margin-top: 0.15rem; }
 .bar span { text-align: right; font-variant-numeric: tabular-nums; }
 .bar .who { text-align: left; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }

@@ -15,17 +15,18 @@ namespace {
 using Kernel = void (*)(SymmetricGroup, RowArguments);
 struct OneShot {
   using Kernel = emu::Kernel;
-  template <typename T, int kBound>
-  static constexpr Kernel kernel = one_shot_all_reduce_norm_kernel<T, kBound>;
+  template <typename T, int kBound, bool kAligned>
+  static constexpr Kernel kernel = one_shot_all_reduce_norm_kernel<T, kBound, kAligned>;
 };
 struct TwoShot {
   using Kernel = emu::Kernel;
-  template <typename T, int kBound>
-  static constexpr Kernel kernel = two_shot_all_reduce_norm_kernel<T, kBound>;
+  template <typename T, int kBound, bool kAligned>
+  static constexpr Kernel kernel = two_shot_all_reduce_norm_kernel<T, kBound, kAligned>;
 };
 struct Scatter {
   using Kernel = emu::Kernel;
-  template <typename T, int kBound> static constexpr Kernel kernel = reduce_scatter_norm_kernel<T, kBound>;
+  template <typename T, int kBound, bool kAligned>
+  static constexpr Kernel kernel = reduce_scatter_norm_kernel<T, kBound, kAligned>;
 };
 
 constexpr float kEps = 1e-5f;
@@ -94,15 +95,25 @@ void check(const Case& test, const std::string& name, int64_t first_row, int64_t
   }
 }
 
-template <typename T>
-Results<T> launch(const Case& test, Device& device, const EmulatedGroup& group, int rank, Kernel kernel,
+// As the launch functions choose; the one-shot all-reduce has no kernel for the switch.
+template <typename Kernels, typename T> Kernel instance(const Case& test, bool aligned) {
+  if constexpr (!std::is_same_v<Kernels, OneShot>) {
+    if (test.through_switch && aligned) return Kernels::template kernel<T, kThroughSwitch, true>;
+    if (test.through_switch) return Kernels::template kernel<T, kThroughSwitch, false>;
+  }
+  return aligned ? instance_for<AlignedRows<Kernels>, T>(test.world_size)
+                 : instance_for<AnyRows<Kernels>, T>(test.world_size);
+}
+
+template <typename Kernels, typename T>
+Results<T> launch(const Case& test, Device& device, const EmulatedGroup& group, int rank,
                   const Shards& shards, int64_t first_row, int64_t rows) {
   const int64_t whole = test.rows * test.columns, own = rows * test.columns;
   Array<T> input(whole, test.shift, [&](int64_t i) { return input_value(rank, i); });
   Array<T> bias(test.columns, 0, bias_value), weight(test.columns, test.shift, weight_value);
-  Results<T> results{
-      Array<T>(own, rank, [&](int64_t i) { return residual_value(first_row * test.columns + i); }),
-      Array<T>(own, test.shift)};
+  Results<T> results{Array<T>(own, test.shift == 0 ? 0 : rank,
+                              [&](int64_t i) { return residual_value(first_row * test.columns + i); }),
+                     Array<T>(own, test.shift)};
   RowArguments arguments{};
   arguments.inputs[0] = input.data();
   if (test.residual) arguments.residuals[0] = results.sums.data();
@@ -113,13 +124,9 @@ Results<T> launch(const Case& test, Device& device, const EmulatedGroup& group, 
   arguments.eps = kEps;
   arguments.columns = test.columns;
   arguments.rows = shards;
+  const Kernel kernel = instance<Kernels, T>(test, rows_are_aligned(arguments, 1, sizeof(T)));
   device.launch([&] { kernel(group.as_seen_by(rank), arguments); });
   return results;
-}
-
-template <typename Kernels, typename T> Kernel instance(const Case& test) {
-  if (test.through_switch) return Kernels::template kernel<T, kThroughSwitch>;
-  return instance_for<Kernels, T>(test.world_size);
 }
 
 template <typename T> void run(const Case& test, uint64_t seed) {
@@ -141,11 +148,10 @@ template <typename T> void run(const Case& test, uint64_t seed) {
     const std::string where = ", rank " + std::to_string(rank) + " of " + std::to_string(test.world_size) +
                               ", " + std::to_string(test.rows) + " x " + std::to_string(test.columns);
     for (int number = 0; number < test.launches; ++number) {
-      auto one = launch<T>(test, device, group, rank, instance_for<OneShot, T>(test.world_size), shards, 0,
-                           test.rows);
-      auto two = launch<T>(test, device, group, rank, instance<TwoShot, T>(test), shards, 0, test.rows);
-      auto scattered = launch<T>(test, device, group, rank, instance<Scatter, T>(test), shards,
-                                 shards.begin(rank), shards.rows(rank));
+      auto one = launch<OneShot, T>(test, device, group, rank, shards, 0, test.rows);
+      auto two = launch<TwoShot, T>(test, device, group, rank, shards, 0, test.rows);
+      auto scattered =
+          launch<Scatter, T>(test, device, group, rank, shards, shards.begin(rank), shards.rows(rank));
       if (world.stuck()) return;
       check(test, "one_shot_all_reduce_norm" + where, 0, test.rows, one);
       check(test, "two_shot_all_reduce_norm" + where, 0, test.rows, two);
@@ -170,8 +176,8 @@ void test_shapes_and_worlds(uint64_t seed) {
 
 // Longer than what the threads of a team hold in registers.
 void test_long_rows(uint64_t seed) {
-  run<BFloat16>({.shape = {1, 32}, .rows = 2, .columns = 8 * 32 * kHeldPacks + 300}, seed);
-  run<float>({.shape = {1, 32}, .rows = 1, .columns = 4 * 32 * kHeldPacks + 3, .sums = false}, seed);
+  run<BFloat16>({.shape = {1, 32}, .rows = 2, .columns = 8 * 32 * held_packs(true) + 304}, seed);
+  run<float>({.shape = {1, 32}, .rows = 1, .columns = 4 * 32 * held_packs(true) + 3, .sums = false}, seed);
 }
 
 // Many rows in a block: teams of several warps or several teams, and several turns each.

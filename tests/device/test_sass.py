@@ -29,8 +29,8 @@ ARCHITECTURES = {"_sm90.cu": {"sm_90"}, "_sm100.cu": {"sm_100"}}
 ALL_ARCHITECTURES = {"sm_80", "sm_90", "sm_100"}
 
 # Registers per thread; one block per multiprocessor: blocks that wait for each other must all be resident. 65536 / 384
-# threads of a Hopper GEMM = 168, as many for the others; the older mainloop has 256 threads.
-REGISTER_CAPS = {"gemm_sm80": 255, "": 168}
+# threads of a Hopper GEMM = 168, as many for the others; the older mainloop and the norms have 256 threads.
+REGISTER_CAPS = {"gemm_sm80": 255, "_norm_kernel": 255, "": 168}
 TALKS_TO_NOBODY = re.compile(r"plain_gemm")  # the only kernels without signals
 WAITS_FOR_NOBODY = re.compile(r"publish_chunk")  # signals in stream order
 

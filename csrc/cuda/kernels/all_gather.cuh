@@ -29,6 +29,7 @@ all_gather_kernel(INTERLACE_PARAMETER SymmetricGroup group, INTERLACE_PARAMETER 
     open = meet_peers(group, Op::kAllGather, entry.epoch);
   }
   if (open) {
+    wire.acquire();
     T* const out = static_cast<T*>(arguments.outs[played]);
     const auto* const gathered = reinterpret_cast<const Words<T>*>(half_of(group, rank, entry.epoch));
     copy_for_owners<Link::kRanks, T>(

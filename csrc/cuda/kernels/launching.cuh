@@ -26,6 +26,21 @@ template <typename Kernels> typename Kernels::Kernel summing_instance(Dtype dtyp
   }
 }
 
+// Of a kernel over rows, Kernels::kernel<T, kBound, kAligned>. Rows of any alignment have one instance for all worlds.
+template <typename Kernels> struct AlignedRows {
+  using Kernel = typename Kernels::Kernel;
+  template <typename T, int kBound>
+  static constexpr Kernel kernel = Kernels::template kernel<T, kBound, true>;
+};
+template <typename Kernels> struct AnyRows {
+  using Kernel = typename Kernels::Kernel;
+  template <typename T, int> static constexpr Kernel kernel = Kernels::template kernel<T, kMaxRanks, false>;
+};
+template <typename Kernels> typename Kernels::Kernel row_instance(Dtype dtype, int world_size, bool aligned) {
+  if (aligned) return summing_instance<AlignedRows<Kernels>>(dtype, world_size);
+  return summing_instance<AnyRows<Kernels>>(dtype, world_size);
+}
+
 // For ops that copy elements of 1, 2, 4 or 8 bytes; null otherwise.
 template <typename Kernels> typename Kernels::Kernel copying_instance(int64_t element_bytes, int world_size) {
   switch (element_bytes) {

@@ -8,8 +8,8 @@ namespace {
 
 struct Kernels {
   using Kernel = void (*)(SymmetricGroup, RowArguments);
-  template <typename T, int kBound>
-  static constexpr Kernel kernel = one_shot_all_reduce_norm_kernel<T, kBound>;
+  template <typename T, int kBound, bool kAligned>
+  static constexpr Kernel kernel = one_shot_all_reduce_norm_kernel<T, kBound, kAligned>;
 };
 
 }  // namespace
@@ -17,7 +17,8 @@ struct Kernels {
 cudaError_t launch_one_shot_all_reduce_norm(const SymmetricGroup& group, int ranks_played,
                                             const RowArguments& arguments, Dtype dtype, int blocks,
                                             cudaStream_t stream) {
-  const Kernels::Kernel kernel = summing_instance<Kernels>(dtype, group.world_size);
+  const bool aligned = rows_are_aligned(arguments, ranks_played, dtype_size(dtype));
+  const Kernels::Kernel kernel = row_instance<Kernels>(dtype, group.world_size, aligned);
   if (kernel == nullptr) return cudaErrorInvalidValue;
   kernel<<<dim3(blocks, ranks_played), kRowThreads, 0, stream>>>(group, arguments);
   return cudaGetLastError();

@@ -8,7 +8,7 @@
 namespace interlace {
 
 // See row_arguments.h. Needs one_shot_half_bytes(rows, columns). All ranks launch the same grid and hold the same bits.
-template <typename T, int kBound>
+template <typename T, int kBound, bool kAligned>
 INTERLACE_KERNEL(kRowThreads)
 one_shot_all_reduce_norm_kernel(INTERLACE_PARAMETER SymmetricGroup group,
                                 INTERLACE_PARAMETER RowArguments arguments) {
@@ -24,7 +24,7 @@ one_shot_all_reduce_norm_kernel(INTERLACE_PARAMETER SymmetricGroup group,
   bool open = entry.open;
   if (open) {
     for (int64_t row = team.first; row < rows; row += team.stride) {
-      const Row<const T> input(static_cast<const T*>(arguments.inputs[played]), row, columns);
+      const Row<const T, kAligned> input(static_cast<const T*>(arguments.inputs[played]), row, columns);
       Words<T>* const staged = shown_by(rank) + row * packs;
       copy_packs<T>(
           team.stripe, packs, [&](int64_t i) { return input.load(i); },
@@ -35,8 +35,8 @@ one_shot_all_reduce_norm_kernel(INTERLACE_PARAMETER SymmetricGroup group,
   if (open) {
     uint32_t turn = 0;
     for (int64_t row = team.first; row < rows; row += team.stride) {
-      const Addends<T> addends(arguments, played, row);
-      finish_row<T>(arguments, played, row, team, turn++, [&](int64_t i) {
+      const Addends<T, kAligned> addends(arguments, played, row);
+      finish_row<T, kAligned>(arguments, played, row, team, turn++, [&](int64_t i) {
         Words<T> shown[kBound];
         INTERLACE_UNROLL
         for (int peer = 0; peer < kBound; ++peer) {

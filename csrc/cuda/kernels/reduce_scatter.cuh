@@ -29,6 +29,7 @@ reduce_scatter_kernel(INTERLACE_PARAMETER SymmetricGroup group,
     open = meet_peers(group, Op::kReduceScatter, entry.epoch);
   }
   if (open) {
+    wire.acquire();
     T* const out = static_cast<T*>(arguments.outs[played]);
     const int64_t count = arguments.elements.rows(rank), packs = packs_of(count, sizeof(T));
     const bool wide = aligned_to_pack(out);

@@ -9,7 +9,8 @@ namespace {
 
 struct Kernels {
   using Kernel = void (*)(SymmetricGroup, RowArguments);
-  template <typename T, int> static constexpr Kernel kernel = reduce_scatter_norm_kernel<T, kThroughSwitch>;
+  template <typename T, int, bool kAligned>
+  static constexpr Kernel kernel = reduce_scatter_norm_kernel<T, kThroughSwitch, kAligned>;
 };
 
 }  // namespace
@@ -18,7 +19,8 @@ cudaError_t launch_reduce_scatter_norm_multimem(const SymmetricGroup& group, int
                                                 const RowArguments& arguments, Dtype dtype, int blocks,
                                                 cudaStream_t stream) {
   if (group.multicast == nullptr) return cudaErrorInvalidValue;
-  const Kernels::Kernel kernel = summing_instance<Kernels>(dtype, group.world_size);
+  const bool aligned = rows_are_aligned(arguments, ranks_played, dtype_size(dtype));
+  const Kernels::Kernel kernel = row_instance<Kernels>(dtype, group.world_size, aligned);
   if (kernel == nullptr) return cudaErrorInvalidValue;
   kernel<<<dim3(blocks, ranks_played), kRowThreads, 0, stream>>>(group, arguments);
   return cudaGetLastError();

@@ -23,4 +23,19 @@ struct RowArguments {
   Shards rows;  // reduce-scatter: whose they are; all-reduce: only the total counts
 };
 
+// Whether every row that a launch of `ranks_played` touches starts at a multiple of 16 bytes and is a whole number of
+// packs: then the fast instance serves. Ranks may differ in it.
+inline bool rows_are_aligned(const RowArguments& arguments, int ranks_played, int64_t element_bytes) {
+  const auto aligned = [](const void* tensor) {
+    return reinterpret_cast<uintptr_t>(tensor) % kStagingPackBytes == 0;
+  };
+  bool all = arguments.columns * element_bytes % kStagingPackBytes == 0 && aligned(arguments.bias) &&
+             aligned(arguments.norm_weight);
+  for (int i = 0; i < ranks_played; ++i) {
+    all = all && aligned(arguments.inputs[i]) && aligned(arguments.residuals[i]) &&
+          aligned(arguments.sums[i]) && aligned(arguments.outs[i]);
+  }
+  return all;
+}
+
 }  // namespace interlace

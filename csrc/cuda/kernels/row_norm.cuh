@@ -8,11 +8,11 @@
 
 namespace interlace {
 
-constexpr int kRowThreads = 512;
+constexpr int kRowThreads = 256;
 constexpr uint32_t kMaxTeams = 4;  // rows that a block works on at once
 constexpr uint32_t kLanes = 32;
-constexpr int kHeldPacks =
-    4;  // packs of a row that a thread keeps in registers; those of longer rows are read again
+// Packs of a row that a thread keeps in registers; those of longer rows are read again.
+constexpr int held_packs(bool aligned) { return aligned ? 4 : 1; }
 
 // A block takes rows block, block + blocks, ...; its threads split into teams that take them in turn, fewer and larger
 // teams when there are few rows. Everything depends on the grid and the rows alone, so it is the same on every rank.
@@ -50,28 +50,31 @@ struct Team {
   }
 };
 
-// A dense row of a tensor; null when the tensor is.
-template <typename T> struct Row {
+// A dense row of a tensor; null when the tensor is. kAligned: see rows_are_aligned; otherwise element by element.
+template <typename T, bool kAligned> struct Row {
   T* elements;
   int64_t columns;
-  bool wide;
 
   INTERLACE_DEVICE Row(T* tensor, int64_t row, int64_t columns)
-      : elements(tensor == nullptr ? nullptr : tensor + row * columns),
-        columns(columns),
-        wide(aligned_to_pack(elements)) {}
+      : elements(tensor == nullptr ? nullptr : tensor + row * columns), columns(columns) {}
   INTERLACE_DEVICE explicit operator bool() const { return elements != nullptr; }
   INTERLACE_DEVICE Words<std::remove_const_t<T>> load(int64_t i) const {
-    return load_words<std::remove_const_t<T>>(elements, i, columns, wide);
+    using Packed = Words<std::remove_const_t<T>>;
+    if constexpr (kAligned) return reinterpret_cast<const Packed*>(elements)[i];
+    return load_words<std::remove_const_t<T>>(elements, i, columns, false);
   }
   INTERLACE_DEVICE void store(int64_t i, const Words<T>& pack) const {
-    store_words(elements, i, columns, wide, pack);
+    if constexpr (kAligned) {
+      reinterpret_cast<Words<T>*>(elements)[i] = pack;
+    } else {
+      store_words(elements, i, columns, false, pack);
+    }
   }
 };
 
 // What is added to a sum before it is rounded.
-template <typename T> struct Addends {
-  Row<const T> bias, residual;
+template <typename T, bool kAligned> struct Addends {
+  Row<const T, kAligned> bias, residual;
 
   INTERLACE_DEVICE Addends(const RowArguments& arguments, int played, int64_t row)
       : bias(static_cast<const T*>(arguments.bias), 0, arguments.columns),
@@ -93,22 +96,23 @@ template <typename T> INTERLACE_DEVICE float sum_of_squares(const Words<T>& pack
 
 // The threads of a team call it for the same row: store the sums, and their norm. sums_at(i): pack i of the rounded sums,
 // zero beyond the columns.
-template <typename T, typename SumsAt>
+template <typename T, bool kAligned, typename SumsAt>
 INTERLACE_DEVICE void finish_row(const RowArguments& arguments, int played, int64_t row, const Team& team,
                                  uint32_t turn, SumsAt sums_at) {
   const int64_t columns = arguments.columns, packs = packs_of(columns, sizeof(T));
-  const Row<T> sums(static_cast<T*>(arguments.sums[played]), row, columns);
-  const Row<T> out(static_cast<T*>(arguments.outs[played]), row, columns);
-  const int64_t rest = team.stripe.first + kHeldPacks * team.stripe.stride;
-  Words<T> held[kHeldPacks];
+  const Row<T, kAligned> sums(static_cast<T*>(arguments.sums[played]), row, columns);
+  const Row<T, kAligned> out(static_cast<T*>(arguments.outs[played]), row, columns);
+  constexpr int kHeld = held_packs(kAligned);
+  const int64_t rest = team.stripe.first + kHeld * team.stripe.stride;
+  Words<T> held[kHeld];
   float squares = 0;
   INTERLACE_UNROLL
-  for (int k = 0; k < kHeldPacks; ++k) {
+  for (int k = 0; k < kHeld; ++k) {
     const int64_t i = team.stripe.first + k * team.stripe.stride;
     if (i < packs) held[k] = sums_at(i);
   }
   INTERLACE_UNROLL
-  for (int k = 0; k < kHeldPacks; ++k) {
+  for (int k = 0; k < kHeld; ++k) {
     const int64_t i = team.stripe.first + k * team.stripe.stride;
     if (i < packs) squares = sum_of_squares(held[k], squares);
     if (i < packs && sums) sums.store(i, held[k]);
@@ -121,7 +125,7 @@ INTERLACE_DEVICE void finish_row(const RowArguments& arguments, int played, int6
   if (!out) return;
   const float mean = team.sum(squares, turn) / static_cast<float>(columns);
   const float scale = 1.0f / ptx::sqrt_rn_f32(mean + arguments.eps);
-  const Row<const T> weight(static_cast<const T*>(arguments.norm_weight), 0, columns);
+  const Row<const T, kAligned> weight(static_cast<const T*>(arguments.norm_weight), 0, columns);
   const auto normalise = [&](int64_t i, const Words<T>& pack) {
     Totals<T> scaled;
     unpack(pack, scaled);
@@ -136,7 +140,7 @@ INTERLACE_DEVICE void finish_row(const RowArguments& arguments, int played, int6
     out.store(i, rounded<T>(scaled));
   };
   INTERLACE_UNROLL
-  for (int k = 0; k < kHeldPacks; ++k) {
+  for (int k = 0; k < kHeld; ++k) {
     const int64_t i = team.stripe.first + k * team.stripe.stride;
     if (i < packs) normalise(i, held[k]);
   }

@@ -40,6 +40,10 @@ template <typename T> struct Wire<T, kThroughSwitch> {
   INTERLACE_DEVICE void show(int owner, int64_t place, const Words<T>& pack) const {
     reinterpret_cast<Words<T>*>(half_of(group, rank, epoch))[owner * slot + place] = pack;
   }
+  // The multicast address is another way to the same memory: only this orders accesses that come on different ways.
+  INTERLACE_DEVICE void acquire() const {
+    if constexpr (kHasSwitch) ptx::fence_proxy_alias();
+  }
   INTERLACE_DEVICE void sum(int64_t place, Totals<T>& totals) const {
     Words<T> sum{};
     if constexpr (kHasSwitch) copy_words(added_up(everywhere(epoch) + rank * slot + place).words, sum.words);

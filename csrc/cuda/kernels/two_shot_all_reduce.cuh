@@ -36,6 +36,7 @@ two_shot_all_reduce_kernel(INTERLACE_PARAMETER SymmetricGroup group,
     open = meet_peers(group, Op::kAllReduce, reduce);
   }
   if (open) {
+    wire.acquire();
     for (int64_t i = stripe.first; i < share; i += stripe.stride) {
       Totals<T> totals;
       wire.sum(i, totals);
@@ -44,6 +45,7 @@ two_shot_all_reduce_kernel(INTERLACE_PARAMETER SymmetricGroup group,
     open = meet_peers(group, Op::kAllReduce, gather);
   }
   if (open) {
+    wire.acquire();
     const bool wide = aligned_to_pack(out);
     const auto* const sums = reinterpret_cast<const Words<T>*>(half_of(group, rank, gather));
     copy_for_owners<Link::kRanks, T>(

@@ -10,7 +10,7 @@ namespace interlace {
 // See row_arguments.h. Needs two_shot_half_bytes(rows, columns). A row belongs to the same block on every rank, whoever
 // sums it, so a block needs only the signals of its namesakes. Bits equal those of one_shot_all_reduce_norm on the same
 // grid, unless the switch sums.
-template <typename T, int kBound>
+template <typename T, int kBound, bool kAligned>
 INTERLACE_KERNEL(kRowThreads)
 two_shot_all_reduce_norm_kernel(INTERLACE_PARAMETER SymmetricGroup group,
                                 INTERLACE_PARAMETER RowArguments arguments) {
@@ -26,7 +26,7 @@ two_shot_all_reduce_norm_kernel(INTERLACE_PARAMETER SymmetricGroup group,
   bool open = entry.open;
   if (open) {
     for (int64_t row = team.first; row < rows; row += team.stride) {
-      const Row<const T> input(static_cast<const T*>(arguments.inputs[played]), row, columns);
+      const Row<const T, kAligned> input(static_cast<const T*>(arguments.inputs[played]), row, columns);
       copy_for_owners<Link::kRanks, T>(
           team.stripe, share, rank, group.world_size,
           [&](int owner, int64_t i) { return input.load(owner * share + i); },
@@ -35,8 +35,9 @@ two_shot_all_reduce_norm_kernel(INTERLACE_PARAMETER SymmetricGroup group,
     open = meet_peers(group, Op::kAllReduce, reduce);
   }
   if (open) {
+    wire.acquire();
     for (int64_t row = team.first; row < rows; row += team.stride) {
-      const Addends<T> addends(arguments, played, row);
+      const Addends<T, kAligned> addends(arguments, played, row);
       for (int64_t i = team.stripe.first; i < share; i += team.stripe.stride) {
         Totals<T> totals;
         wire.sum(row * share + i, totals);
@@ -46,10 +47,11 @@ two_shot_all_reduce_norm_kernel(INTERLACE_PARAMETER SymmetricGroup group,
     open = meet_peers(group, Op::kAllReduce, gather);
   }
   if (open) {
+    wire.acquire();
     uint32_t turn = 0;
     for (int64_t row = team.first; row < rows; row += team.stride) {
       const auto* const sums = reinterpret_cast<const Words<T>*>(half_of(group, rank, gather)) + row * padded;
-      finish_row<T>(arguments, played, row, team, turn++, [&](int64_t i) { return sums[i]; });
+      finish_row<T, kAligned>(arguments, played, row, team, turn++, [&](int64_t i) { return sums[i]; });
     }
   }
   leave_epoch(group, gather);

@@ -25,6 +25,8 @@ template <typename T, int kBound> struct Wire {
   INTERLACE_DEVICE void show(int owner, int64_t place, const Words<T>& pack) const {
     half(owner, epoch)[rank * slot + place] = pack;
   }
+  // After meet_peers, by every thread that reads then.
+  INTERLACE_DEVICE void acquire() const {}
   // After meet_peers(epoch). fp32, in rank order; all loads before the first sum.
   INTERLACE_DEVICE void sum(int64_t place, Totals<T>& totals) const {
     Words<T> shown[kBound];

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from interlace.bench import launch
 from interlace.bench.command import bench
 from interlace.bench.journal import read_journals
-from interlace.bench.row import Report, read_report
+from interlace.bench.row import Report, Row, read_report
 from tests.benchmarks.test_ranks import SECONDS, gone
 
 TARGET = f"{Path(__file__).with_name('small.py')}:run"
@@ -142,32 +142,36 @@ def test_the_command_writes_json_csv_and_markdown(tmp_path: Path, capfd: pytest.
     assert set(table[1]) == {"|", "-", ":"}
 
 
-def test_a_case_that_does_not_fit_is_a_row_with_its_reason(tmp_path: Path):
-    """Catches a machine that swaps or kills ranks, and a call of hours that nobody asked for."""
-    out = tmp_path / "out.json"
-    common = [
-        "gemm",
-        "--shapes",
-        "llama405b",
-        "--rows",
-        "1,32768",
-        "--dtype",
-        "float32",
-        "--no-peers",
-        "--json",
-        str(out),
-    ]
-    assert CliRunner().invoke(bench, [*common, "--memory", "0.25"]).exit_code == 0
-    rows = read_report(out).rows
-    assert (
-        len(rows) == 10
-    )  # 4 products of 2 heights, those that sum in two ways; reduce_scatter has no single row
+def test_a_case_that_does_not_fit_is_a_row_with_its_reason(capfd: pytest.CaptureFixture[str]):
+    """Catches a machine that swaps or kills ranks, a call of hours that nobody asked for, and a table that is mixed
+    into the JSON on standard output."""
+
+    def rows_of(*options: str) -> list[Row]:
+        arguments = [
+            "gemm",
+            "--shapes",
+            "llama405b",
+            "--dtype",
+            "float32",
+            "--no-peers",
+            "--json",
+            "-",
+            *options,
+        ]
+        done = CliRunner().invoke(bench, arguments)
+        assert done.exit_code == 0, done.output
+        content = json.loads(done.stdout)
+        said = capfd.readouterr()
+        assert said.out == ""
+        assert "all_gather_gemm" in said.err
+        return Report.of(content, content.pop("rows"), "stdout").rows
+
+    rows = rows_of("--rows", "1,32768", "--memory", "0.25")
+    assert len(rows) == 10  # four products, those that sum in two ways; one row is not scattered
     assert all("not enough memory" in row.skipped and row.fused_us is None for row in rows)
-    done = CliRunner().invoke(
-        bench, [*common[:4], "32768", *common[5:], "--memory", "100000", "--longest", "1"]
-    )
-    assert done.exit_code == 0
-    assert all("a call takes about" in row.skipped for row in read_report(out).rows)
+    rows = rows_of("--rows", "32768", "--memory", "100000", "--longest", "1")
+    assert len(rows) == 6
+    assert all("a call takes about" in row.skipped for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -257,24 +261,3 @@ def test_the_quick_suite_is_planned_for_less_than_a_minute():
     plain: dict[str, Any] = {"dtype": ["bfloat16", "float32"], "quick": True, "cache": "cold"}
     # budget per timed row, as much again for the oracle, warming up and packing; 8 s to start and to import
     assert 8 + 2 * BUDGET_SECONDS["quick"] * len(suite.cases(plain, 2)) < 60
-
-
-def test_json_on_standard_output_is_json(tmp_path: Path):
-    """Catches a table that is mixed into what a pipe reads."""
-    command = [
-        sys.executable,
-        "-c",
-        PROGRAM,
-        "bench",
-        "collective",
-        "--bytes",
-        "256",
-        "--quick",
-        "--no-peers",
-    ]
-    done = subprocess.run(
-        [*command, "--dtype", "float32", "--json", "-"], capture_output=True, text=True, timeout=SECONDS
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["benchmark"] == "collective"
-    assert "all_reduce" in done.stderr

@@ -46,6 +46,7 @@ COLUMNS = [
     Column("N", "n", "{}", 5),
     Column("K", "k", "{}", 5),
     Column("dtype", "dtype", width=8),
+    Column("cache", "cache", width=5),
     Column("us", "fused_us", "{:.1f}"),
     Column("p95", "p95_us", "{:.1f}"),
     Column("TFLOP/s", "tflops", "{:.3f}", 7),

@@ -179,7 +179,7 @@ class Session:
         if late:
             microseconds = float(str(late))
             slow = {name: self._late(call, microseconds) for name, call in variants.items() if meets(name)}
-            self.add(self.row(self.time(slow, budget), **about, straggler_us=microseconds))
+            self.add(self.row(self.time(slow, budget), **about, straggler_us=microseconds, x_floor=None))
         self._wrong = 0
         if self.timeline is not None:
             self.timeline.offer(variants, row)

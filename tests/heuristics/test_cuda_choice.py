@@ -125,10 +125,10 @@ def test_decomposed_serves_what_has_no_peer_access_and_baseline_everything() -> 
         assert decide(alone, op, 16384).algorithm == "decomposed"
         assert decide(alone, op, 16384, world_size=16).algorithm == "decomposed"
         assert decide(alone, op, 4).algorithm == "baseline"
-    for op, dtype in itertools.product(
-        ("all_reduce", "all_gather", "reduce_scatter"), ("int64", "float64", "bool")
-    ):
+    for op, dtype in itertools.product(("all_reduce", "reduce_scatter"), ("int64", "float64", "bool")):
         assert decide(H200, op, 64, dtype=dtype).algorithm == "baseline"
+    assert decide(H200, "all_gather", 64, dtype="bool", itemsize=1).algorithm == "one_shot"
+    assert decide(H200, "all_gather", 64, dtype="complex128", itemsize=16).algorithm == "baseline"
 
 
 def test_every_call_has_a_way_a_reason_and_reasons_against_the_rest() -> None:

@@ -120,14 +120,17 @@ def all_reduce(
     else:
         half = _kernels()._device_half_bytes_two_shot(*sizes, place.world_size)
     workspace = device.workspace(place.group_name, partial.device, half)
+    options = [launch.blocks]
+    if algorithm == "two_shot":
+        options.append(device.multicast(place.group_name, partial.device))
     if epilogue.is_empty:
         kernel = getattr(_kernels(), f"_device_{algorithm}_all_reduce")
-        kernel([partial], [sums], *workspace.tail, launch.blocks)
+        kernel([partial], [sums], *workspace.tail, *options)
         return sums, None
     normalised = None if epilogue.norm_weight is None else torch.empty_like(sums)
     getattr(_kernels(), f"_device_{algorithm}_all_reduce_norm")(
         partial, epilogue.bias, epilogue.residual, epilogue.norm_weight, epilogue.eps, sums, normalised,
-        *workspace.tail, launch.blocks,
+        *workspace.tail, *options,
     )  # fmt: skip
     return sums, normalised
 
@@ -142,13 +145,16 @@ def reduce_scatter(
         max(rows), partial.shape[1], partial.element_size(), place.world_size
     )
     workspace = device.workspace(place.group_name, partial.device, half)
+    multicast = device.multicast(place.group_name, partial.device)
     if epilogue.is_empty:
-        _kernels()._device_reduce_scatter(partial, sums, list(rows), *workspace.tail, launch.blocks)
+        _kernels()._device_reduce_scatter(
+            partial, sums, list(rows), *workspace.tail, launch.blocks, multicast
+        )
         return sums, None
     normalised = None if epilogue.norm_weight is None else torch.empty_like(sums)
     _kernels()._device_reduce_scatter_norm(
         partial, epilogue.bias, epilogue.residual, epilogue.norm_weight, epilogue.eps, sums, normalised,
-        list(rows), *workspace.tail, launch.blocks,
+        list(rows), *workspace.tail, launch.blocks, multicast,
     )  # fmt: skip
     return sums, normalised
 
@@ -159,5 +165,6 @@ def all_gather(x: Tensor, rows: Sequence[int], place: Place, launch: Launch) -> 
     out = x.new_empty((sum(rows), x.shape[1]))
     half = _kernels()._device_half_bytes_slots(max(rows), x.shape[1], x.element_size(), place.world_size)
     workspace = device.workspace(place.group_name, x.device, half)
-    _kernels()._device_all_gather(x, out, list(rows), *workspace.tail, launch.blocks)
+    multicast = device.multicast(place.group_name, x.device)
+    _kernels()._device_all_gather(x, out, list(rows), *workspace.tail, launch.blocks, multicast)
     return out

@@ -88,7 +88,11 @@ def _shot_refuses(algorithm: str, problem: Problem) -> str:
             return "a gather has no sum to take in two steps"
         if problem.op in SCALED:
             return "rows of an odd number of bytes" if problem.width % 2 else ""
-        return "" if problem.dtype in SUMMED_DTYPES else f"the gather kernel copies no {problem.dtype}"
+        return (
+            ""
+            if problem.itemsize <= 8
+            else f"the gather kernel copies elements of up to 8 bytes, not {problem.dtype}"
+        )
     if problem.dtype not in SUMMED_DTYPES and problem.op not in SCALED:
         return f"the reduction kernels add bfloat16, float16 and float32, not {problem.dtype}"
     if "reduce_scatter" in problem.op and algorithm == "two_shot":

@@ -193,11 +193,19 @@ MEMBER = Member("host", "gpu-0", (9, 0))
         ([MEMBER, Member("host", "gpu-0", (9, 0))], "ranks 0 and 1 use the same GPU"),
         ([MEMBER, Member("other", "gpu-1", (9, 0))], "2 hosts"),
         ([MEMBER, Member("host", "gpu-1", (8, 0))], "different compute capabilities"),
+        (
+            [
+                Member("host", "gpu-0", (9, 0), unreachable=frozenset({"gpu-1"})),
+                Member("host", "gpu-1", (9, 0)),
+            ],
+            "the GPUs of ranks 0 and 1 cannot access",
+        ),
+        ([Member("host", "gpu-0", (9, 0), unreachable=frozenset({"gpu-7"}))], ""),
         ([Member("host", "gpu-0", (7, 5))], "compute capability 7.5"),
         ([MEMBER, Member("host", "", (0, 0), "expected a CUDA device, got cpu")], "rank 1: expected a CUDA"),
         ([Member("host", f"gpu-{i}", (9, 0)) for i in range(9)], "9 ranks; the fused kernels serve up to 8"),
     ],
-    ids=["fits", "same GPU", "hosts", "mixed", "old", "cpu", "nine"],
+    ids=["fits", "same GPU", "hosts", "mixed", "apart", "others apart", "old", "cpu", "nine"],
 )
 def test_who_can_share_memory(members: list[Member], reason: str) -> None:
     """Would catch: a rendezvous that cannot succeed, or an answer that differs between ranks."""

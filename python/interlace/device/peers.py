@@ -21,13 +21,17 @@ _LEAST_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class Member:
-    """What a rank tells the others before memory is shared. `refusal` says why it cannot take part, empty if it can."""
+    """What a rank tells the others before memory is shared.
+
+    refusal: why it cannot take part, empty if it can. unreachable: GPUs whose memory its own GPU cannot access.
+    """
 
     host: str
     device_uuid: str
     capability: tuple[int, int]
     refusal: str = ""
     multicast: bool = False
+    unreachable: frozenset[str] = frozenset()
 
 
 def why_not(members: list[Member]) -> str:
@@ -50,6 +54,9 @@ def why_not(members: list[Member]) -> str:
         other = seen.setdefault(member.device_uuid, rank)
         if other != rank:
             return f"ranks {other} and {rank} use the same GPU"
+    for rank, member in enumerate(members):
+        for uuid in sorted(member.unreachable & seen.keys()):
+            return f"the GPUs of ranks {rank} and {seen[uuid]} cannot access each other's memory"
     return ""
 
 

@@ -138,5 +138,16 @@ def _member(device: torch.device) -> Member:
     if not hasattr(torch.ops.interlace, "_device_segment_bytes"):
         found = "does not load under this torch" if CUDA_LIBRARY.exists() else "is not built"
         refusal = f"interlace_cuda.so {found}; install with nvcc and a CUDA build of torch"
-    has_multicast = _SymmetricMemory.has_multicast_support(DeviceType.CUDA, _index(device))
-    return Member(boot, str(properties.uuid), (properties.major, properties.minor), refusal, has_multicast)
+    here = _index(device)
+    return Member(
+        host=boot,
+        device_uuid=str(properties.uuid),
+        capability=(properties.major, properties.minor),
+        refusal=refusal,
+        multicast=_SymmetricMemory.has_multicast_support(DeviceType.CUDA, here),
+        unreachable=frozenset(
+            str(torch.cuda.get_device_properties(other).uuid)
+            for other in range(torch.cuda.device_count())
+            if other != here and not torch.cuda.can_device_access_peer(here, other)
+        ),
+    )

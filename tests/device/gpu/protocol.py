@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from interlace import CollectiveAborted, CollectiveTimeout
+from interlace.device import Workspace
 from tests.device.gpu import launches
 from tests.device.gpu.correctness import Case
 from tests.device.gpu.launches import OPS, Behind, Group, Options
@@ -61,7 +62,7 @@ class Step:
         )
         return max(gather, of_scatter, everywhere, 256 * 136 * 2 * 2)
 
-    def launch(self, workspace: launches.Workspace) -> None:
+    def launch(self, workspace: Workspace) -> None:
         """This rank's call, on the current stream."""
         rank, tail = workspace.rank, workspace.tail
         weight, out = self.weights[rank], self.outs[rank]
@@ -204,7 +205,7 @@ def two_streams_in_flight(count: int = 30) -> None:
             step.check()
 
 
-def launch_with(step: Step, workspace: launches.Workspace, blocks: int) -> None:
+def launch_with(step: Step, workspace: Workspace, blocks: int) -> None:
     """The same call with a block budget: two groups share the device."""
     rank, tail, weight = workspace.rank, workspace.tail, step.weights[workspace.rank]
     out = step.outs[rank]

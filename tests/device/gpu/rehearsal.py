@@ -1,4 +1,4 @@
-"""Stands in for the kernels on a machine without a GPU: `rehearsal.py LIBRARY` runs the correctness part on the CPU.
+"""Stands in for the kernels where there is no GPU: `rehearsal.py LIBRARY` runs calibration and correctness on the CPU.
 
 Each call goes to the real op first, which must refuse it for one reason only, that its tensors are on the CPU: schemas,
 checks and sizes are the real ones. What the kernels would write is then composed from fp32 torch, once all ranks have
@@ -175,14 +175,14 @@ COMPOSED: dict[str, Callable[[list[Call]], None]] = {
 
 def main(library: str) -> None:
     """Run the part rightly, then once with each op's result made wrong: the part must notice every time."""
-    from tests.device.gpu import correctness, launches
+    from tests.device.gpu import calibration, correctness, launches
     from tests.device.gpu.problems import small
 
     torch.ops.load_library(library)
     real = torch.ops.interlace
     ran = 0
     launches.OPS = StandIn(real)
-    for case in correctness.cases(small("cpu")):
+    for case in (*calibration.cases("cpu"), *correctness.cases(small("cpu"))):
         try:
             case.run()
         except Exception as error:

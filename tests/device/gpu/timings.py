@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from interlace.device import Workspace
 from tests.device.gpu import launches
 from tests.device.gpu.clock import compare, replayed
 from tests.device.gpu.launches import OPS, Behind, Group
@@ -136,7 +137,7 @@ def _gather_row(world_size: int, m: int, n: int, k: int) -> Row:
     whole = [torch.empty(m, k, dtype=DTYPE, device="cuda") for _ in rows]
 
     def ours(comm_blocks: int) -> Callable[[], None]:
-        def launch(w: launches.Workspace) -> None:
+        def launch(w: Workspace) -> None:
             r = w.rank
             OPS._device_all_gather_gemm(
                 xs[r], [weights[r]], [None], None, [], None, [outs[r]], rows, *w.tail, 128, 0, comm_blocks
@@ -175,7 +176,7 @@ def _reduce_row(world_size: int, m: int, n: int, k: int, *, scatter: bool) -> Ro
     outs = [torch.empty(rows[0] if scatter else m, n, dtype=DTYPE, device="cuda") for _ in rows]
     op = OPS._device_gemm_reduce_scatter if scatter else OPS._device_gemm_all_reduce
 
-    def launch(w: launches.Workspace) -> None:
+    def launch(w: Workspace) -> None:
         r = w.rank
         behind = (None, None, None, 0.0, None, [], outs[r], None)
         op([xs[r]], [weights[r]], *behind, *([rows] if scatter else []), False, False, *w.tail, 128, 0, 0)
@@ -211,7 +212,7 @@ def _reducer_row(world_size: int) -> Row:
     source = torch.empty(int(nbytes) // 4, dtype=torch.int16, device="cuda")  # a copy reads and writes
     target = torch.empty_like(source)
 
-    def launch(w: launches.Workspace) -> None:
+    def launch(w: Workspace) -> None:
         r = w.rank
         behind = (None, None, None, 0.0, None, [], outs[r], None)
         OPS._device_gemm_reduce_scatter(

@@ -16,8 +16,9 @@ struct Kernels {
 cudaError_t launch_all_gather(const SymmetricGroup& group, int ranks_played, const ShardArguments& arguments,
                               int64_t element_bytes, int blocks, cudaStream_t stream) {
   const Kernels::Kernel kernel = copying_instance<Kernels>(element_bytes, group.world_size);
-  if (kernel == nullptr) return cudaErrorInvalidValue;
-  kernel<<<dim3(blocks, ranks_played), kShardThreads, 0, stream>>>(group, arguments);
+  ShardArguments copies = arguments;
+  copies.elements = copied(arguments.elements, element_bytes);
+  kernel<<<dim3(blocks, ranks_played), kShardThreads, 0, stream>>>(group, copies);
   return cudaGetLastError();
 }
 

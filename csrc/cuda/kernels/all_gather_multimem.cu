@@ -19,8 +19,9 @@ cudaError_t launch_all_gather_multimem(const SymmetricGroup& group, int ranks_pl
                                        cudaStream_t stream) {
   if (group.multicast == nullptr) return cudaErrorInvalidValue;
   const Kernels::Kernel kernel = copying_instance<Kernels>(element_bytes, group.world_size);
-  if (kernel == nullptr) return cudaErrorInvalidValue;
-  kernel<<<dim3(blocks, ranks_played), kShardThreads, 0, stream>>>(group, arguments);
+  ShardArguments copies = arguments;
+  copies.elements = copied(arguments.elements, element_bytes);
+  kernel<<<dim3(blocks, ranks_played), kShardThreads, 0, stream>>>(group, copies);
   return cudaGetLastError();
 }
 

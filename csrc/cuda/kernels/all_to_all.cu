@@ -17,8 +17,14 @@ cudaError_t launch_all_to_all(const SymmetricGroup& group, int ranks_played,
                               const AllToAllArguments& arguments, int64_t element_bytes, int blocks,
                               cudaStream_t stream) {
   const Kernels::Kernel kernel = copying_instance<Kernels>(element_bytes, group.world_size);
-  if (kernel == nullptr) return cudaErrorInvalidValue;
-  kernel<<<dim3(blocks, ranks_played), kShardThreads, 0, stream>>>(group, arguments);
+  AllToAllArguments copies = arguments;
+  for (int i = 0; i < ranks_played; ++i) {
+    copies.sent[i] = copied(arguments.sent[i], element_bytes);
+    copies.received[i] = copied(arguments.received[i], element_bytes);
+  }
+  copies.largest =
+      element_bytes % 2 == 0 ? arguments.largest * (element_bytes / 2) : arguments.largest * element_bytes;
+  kernel<<<dim3(blocks, ranks_played), kShardThreads, 0, stream>>>(group, copies);
   return cudaGetLastError();
 }
 

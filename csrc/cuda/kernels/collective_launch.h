@@ -46,7 +46,7 @@ cudaError_t launch_all_gather_multimem(const SymmetricGroup& group, int ranks_pl
                                        const ShardArguments& arguments, int64_t element_bytes, int blocks,
                                        cudaStream_t stream);
 
-// Copies of elements of 1, 2, 4 or 8 bytes.
+// Copies of elements of any size, in bytes.
 cudaError_t launch_all_gather(const SymmetricGroup& group, int ranks_played, const ShardArguments& arguments,
                               int64_t element_bytes, int blocks, cudaStream_t stream);
 cudaError_t launch_all_to_all(const SymmetricGroup& group, int ranks_played,

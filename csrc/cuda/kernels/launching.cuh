@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/call.h"
+#include "core/gemm_schedule.h"
 #include "core/signal.h"
 #include "cuda/kernels/element.cuh"
 
@@ -26,11 +27,12 @@ template <typename Kernels> typename Kernels::Kernel summing_instance(Dtype dtyp
   }
 }
 
-// Of a kernel over rows, Kernels::kernel<T, kBound, kAligned>. Rows of any alignment have one instance for all worlds.
+// Of a kernel over rows, Kernels::kernel<T, kBound, kAligned>: large, so two ranks take that for four, and rows of any
+// alignment have one instance for all worlds.
 template <typename Kernels> struct AlignedRows {
   using Kernel = typename Kernels::Kernel;
   template <typename T, int kBound>
-  static constexpr Kernel kernel = Kernels::template kernel<T, kBound, true>;
+  static constexpr Kernel kernel = Kernels::template kernel<T, (kBound < 4 ? 4 : kBound), true>;
 };
 template <typename Kernels> struct AnyRows {
   using Kernel = typename Kernels::Kernel;
@@ -41,15 +43,18 @@ template <typename Kernels> typename Kernels::Kernel row_instance(Dtype dtype, i
   return summing_instance<AnyRows<Kernels>>(dtype, world_size);
 }
 
-// For ops that copy elements of 1, 2, 4 or 8 bytes; null otherwise.
+// For ops that copy: as elements of 2 bytes, or of 1 byte, which few tensors need. Alignment
+// decides how wide the accesses are, not this.
 template <typename Kernels> typename Kernels::Kernel copying_instance(int64_t element_bytes, int world_size) {
-  switch (element_bytes) {
-    case 1: return instance_for<Kernels, uint8_t>(world_size);
-    case 2: return instance_for<Kernels, uint16_t>(world_size);
-    case 4: return instance_for<Kernels, uint32_t>(world_size);
-    case 8: return instance_for<Kernels, uint64_t>(world_size);
-    default: return nullptr;
-  }
+  if (element_bytes % 2 == 0) return instance_for<Kernels, uint16_t>(world_size);
+  return instance_for<Kernels, uint8_t>(kMaxRanks);
+}
+
+// Shards of elements as shards of what copying_instance copies.
+inline Shards copied(Shards shards, int64_t element_bytes) {
+  const int64_t per_element = element_bytes % 2 == 0 ? element_bytes / 2 : element_bytes;
+  for (int64_t& begin : shards.begins) begin *= per_element;
+  return shards;
 }
 
 }  // namespace interlace

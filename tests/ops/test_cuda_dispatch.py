@@ -17,7 +17,7 @@ import interlace
 from interlace.cuda_dispatch import KERNELS, deciding
 from interlace.parallelize.report import path_of
 from tests.distributed import run_distributed
-from tests.ops.device_schemas import Memory, gpus, schemas
+from tests.ops.device_schemas import Memory, Recorder, gpus, schemas
 
 FP8 = torch.float8_e4m3fn
 COLUMNS, DEPTH = 4096, 8192
@@ -59,7 +59,7 @@ def shapes(result: Any) -> list[list[int]]:
     return [list(t.shape) for t in flat]
 
 
-def launched(rank: int, world_size: int) -> list[dict[str, tuple[str, str, list[list[int]]]]]:
+def launched(rank: int, world_size: int) -> list[dict[str, Any]]:
     """Algorithm, launches and shapes of the results of every op, for few rows and for many."""
     name = interlace.resolve(None).name
     seen = []
@@ -72,10 +72,40 @@ def launched(rank: int, world_size: int) -> list[dict[str, tuple[str, str, list[
                 check_calls(recorder.calls)
                 found[op] = (interlace.last_path().algorithm, " ".join(recorder.launched), shapes(result))
             seen.append(found)
+        seen.append(empty_parts(name, 4096 * world_size, recorder))
         recorder.calls.clear()
         KERNELS["gemm_all_reduce"](x(200, DEPTH), x(COLUMNS, DEPTH), x(COLUMNS), name)
         seen.append({"medium": (interlace.last_path().algorithm, " ".join(recorder.launched), [])})
     return seen
+
+
+def empty_parts(name: str, rows: int, recorder: Recorder) -> dict[str, Any]:
+    """A rank without columns, without depth or without rows takes part: its peers wait for it."""
+    found: dict[str, Any] = {}
+    weight, none = x(COLUMNS, DEPTH), x(0, DEPTH)
+    fp8, one = x(rows, 0, dtype=FP8), x(1, dtype=torch.float32)
+    cases = {
+        "no columns": ("all_gather_gemm", (x(rows // 2, DEPTH), [none], [None], 0, name, False, rows)),
+        "one without": ("all_gather_gemm", (x(rows // 2, DEPTH), [none, weight], [None] * 2, 0, name, True, rows)),
+        "no depth": ("gemm_all_reduce", (x(rows, 0), x(COLUMNS, 0), None, name)),
+        "no depth, fp8": (
+            "gemm_reduce_scatter_scaled",
+            (fp8, one, x(COLUMNS, 0, dtype=FP8), one, None, torch.bfloat16, 0, name),
+        ),
+        "fp8 turned": (
+            "all_gather_gemm_scaled",
+            (
+                x(rows // 2, DEPTH, dtype=FP8), one, [x(DEPTH, COLUMNS, dtype=FP8).t()], [one], [None],
+                torch.bfloat16, 0, name, rows,
+            ),
+        ),
+    }  # fmt: skip
+    for what, (op, args) in cases.items():
+        recorder.calls.clear()
+        result = KERNELS[op](*args)
+        check_calls(recorder.calls)
+        found[what] = (recorder.launched, shapes(result))
+    return found
 
 
 def check_calls(calls: list[tuple[str, tuple[Any, ...]]]) -> None:
@@ -89,12 +119,23 @@ def check_calls(calls: list[tuple[str, tuple[Any, ...]]]) -> None:
             if isinstance(v, list) and all(isinstance(e, int) for e in v[:1]) and v[:1] == [128]
         )
         assert tuple(values[at : at + 6]) == Memory.tail, (name, values)
+        if "gemm" in name:
+            check_operands(name, *values[:2])
         flat = [t for v in values for t in (v if isinstance(v, list) else [v]) if isinstance(t, Tensor)]
         for tensor in flat:
             assert tensor.dim() <= 2, (name, tensor.shape)
             assert 1 in tensor.stride(), (name, tensor.stride())
             if tensor.dim() == 2 and tensor.shape[0] > 1 and tensor.shape[1] > 1:
                 assert max(tensor.stride()) * tensor.element_size() % 16 == 0, (name, tensor.stride())
+
+
+def check_operands(name: str, xs: Any, weights: list[Tensor]) -> None:
+    """The weights of one launch lie one way, fp8 ones by rows of K, and nothing is empty."""
+    by_rows = all(w.stride(1) == 1 for w in weights)
+    assert by_rows or all(w.stride(0) == 1 for w in weights), (name, [w.stride() for w in weights])
+    assert by_rows or weights[0].dtype is not FP8, name
+    depth = (xs[0] if isinstance(xs, list) else xs).shape[1]
+    assert depth > 0 and all(w.shape[0] > 0 and w.shape[1] == depth for w in weights), name
 
 
 FEW = {
@@ -130,12 +171,17 @@ def expected_shapes(rows: int, own: int) -> dict[str, list[list[int]]]:
 def test_every_op_launches_what_was_chosen_on_cuda_tensors() -> None:
     """Catches an argument in the wrong place of a launch, a shape that is lost, a path that is told and not taken."""
     assert "_device_gemm_all_reduce" in schemas()
-    for few, many, medium in run_distributed(2, launched):
+    for few, many, empty, medium in run_distributed(2, launched):
         assert {op: kernels for op, (_, kernels, _) in few.items()} == FEW
         assert {op: kernels for op, (_, kernels, _) in many.items()} == MANY
         assert {op: found for op, (_, _, found) in few.items()} == expected_shapes(8, 4)
         assert {op: found for op, (_, _, found) in many.items()} == expected_shapes(8192, 4096)
         assert {algorithm for algorithm, _, _ in few.values()} == {"one_shot"}
+        assert empty["no columns"] == (["all_gather_gemm"], [[0], [8192, 0]])
+        assert empty["one without"] == (["all_gather_gemm"], [[8192, DEPTH], [8192, 0], [8192, COLUMNS]])
+        assert empty["no depth"] == (["gemm_all_reduce"], [[8192, COLUMNS]])
+        assert empty["no depth, fp8"] == (["gemm_reduce_scatter"], [[4096, COLUMNS]])
+        assert empty["fp8 turned"] == (["all_gather_gemm"], [[8192, COLUMNS]])
         assert medium["medium"][:2] == ("two_shot", "two_shot_all_reduce_norm")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["aligned_matrix", "aligned_rows", "check_norm", "check_products", "check_scaled"]
+__all__ = ["aligned_matrices", "aligned_rows", "check_norm", "check_products", "check_scaled"]
 
 _TRANSFER_BYTES = 16  # TMA and cp.async read rows that start at multiples of it
 
@@ -103,11 +103,14 @@ def aligned_rows(x: Tensor) -> Tensor:
     return rows if _readable(rows) else _padded(rows)
 
 
-def aligned_matrix(weight: Tensor) -> Tensor:
-    """A weight [N, K] with K or N contiguous and its rows at multiples of 16 bytes; copies when it is neither."""
-    if _readable(weight) or _readable(weight.t()):
-        return weight
-    return _padded(weight)
+def aligned_matrices(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Weights [N, K] as one launch reads them: all by rows of K, or all by rows of N; copied where they are neither.
+
+    fp8 has one layout: wgmma reads rows of K only.
+    """
+    if weights[0].element_size() > 1 and all(_readable(w.t()) for w in weights):
+        return list(weights)
+    return [w if _readable(w) else _padded(w) for w in weights]
 
 
 def _readable(matrix: Tensor) -> bool:

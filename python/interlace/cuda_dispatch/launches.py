@@ -11,7 +11,8 @@ from torch import Tensor
 
 from .. import device
 from ..heuristics import Launch
-from .arguments import aligned_matrix, aligned_rows
+from .arguments import aligned_matrices, aligned_rows
+from .state import known
 
 __all__ = [
     "Epilogue",
@@ -22,6 +23,9 @@ __all__ = [
     "fused_reduce",
     "reduce_scatter",
 ]
+
+
+_EMPTY_SIZE = 16  # columns or depth that stand for none; any size the kernels take
 
 
 @dataclass(frozen=True)
@@ -58,21 +62,53 @@ def _kernels() -> Any:
 def fused_gather(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], rows: Sequence[int], place: Place,
     launch: Launch, *, out_dtype: torch.dtype, want_gathered: bool, x_scale: Tensor | None = None,
-    weight_scales: Sequence[Tensor | None] = (),
+    weight_scales: Sequence[Tensor] = (),
 ) -> tuple[Tensor | None, list[Tensor]]:  # fmt: skip
-    """x [m_r, K] -> (gathered [M, K] or None, [M, N_i]); rows: m of every rank."""
+    """x [m_r, K] -> (gathered [M, K] or None, [M, N_i]); rows: m of every rank.
+
+    Scales of fp8 are given by row: x_scale [m_r], weight_scales [N_i].
+    """
     x = aligned_rows(x)
-    matrices = [aligned_matrix(w) for w in weights]
     total = sum(rows)
     outs = [x.new_empty((total, w.shape[0]), dtype=out_dtype) for w in weights]
     gathered = x.new_empty((total, x.shape[1])) if want_gathered else None
+    # a rank may have no columns of a weight: it takes part in the gather all the same
+    kept = [i for i, w in enumerate(weights) if w.shape[0]]
+    if kept:
+        matrices = aligned_matrices([weights[i] for i in kept])
+        written, added = [outs[i] for i in kept], [biases[i] for i in kept]
+        scales = [weight_scales[i] for i in kept] if weight_scales else []
+    else:
+        matrices, added = [_zeros(x, _EMPTY_SIZE, x.shape[1])], [None]
+        written = [x.new_empty((total, _EMPTY_SIZE), dtype=out_dtype)]
+        scales = [weight_scales[0].new_ones(_EMPTY_SIZE)] if weight_scales else []
     half = _kernels()._device_half_bytes_all_gather_gemm(list(rows), x.shape[1], x.element_size())
     workspace = device.workspace(place.group_name, x.device, half)
     _kernels()._device_all_gather_gemm(
-        x, matrices, list(biases), x_scale, list(weight_scales), gathered, outs,
-        list(rows), *workspace.tail, launch.tile_columns, launch.blocks, max(launch.comm_blocks, int(want_gathered)),
+        x, matrices, added, x_scale, scales, gathered, written, list(rows), *workspace.tail,
+        launch.tile_columns, launch.blocks, max(launch.comm_blocks, int(want_gathered)),
     )  # fmt: skip
     return gathered, outs
+
+
+def _with_depth(xs: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """x [M, K], weights [N, K] as the kernels read them. A rank may have no part of K: its product is zero then."""
+    if any(x.shape[1] == 0 for x in xs):
+        xs = [_zeros(x, x.shape[0], _EMPTY_SIZE) if x.shape[1] == 0 else x for x in xs]
+        weights = [_zeros(w, w.shape[0], _EMPTY_SIZE) if w.shape[1] == 0 else w for w in weights]
+    return [aligned_rows(x) for x in xs], aligned_matrices(weights)
+
+
+def _zeros(like: Tensor, rows: int, columns: int) -> Tensor:
+    """Zeros of the dtype of `like`; all bits are zero in each, and torch fills no fp8."""
+    nbytes = columns * like.element_size()
+    return torch.zeros((rows, nbytes), dtype=torch.uint8, device=like.device).view(like.dtype)
+
+
+def _through_switch(place: Place) -> bool:
+    """Whether fused sums go through the switch: the kernels with the Hopper mainloop know how."""
+    state = known(place.group_name)
+    return state is not None and state.hardware.multicast and state.hardware.mainloop == "sm_90a"
 
 
 def fused_reduce(
@@ -83,12 +119,11 @@ def fused_reduce(
 
     rows: what each rank keeps of the M rows; None: everybody keeps all (all-reduce).
     """
-    xs = [aligned_rows(x) for x in xs]
-    matrices = [aligned_matrix(w) for w in weights]
+    xs, matrices = _with_depth(xs, weights)
     columns, total = weights[0].shape[0], xs[0].shape[0]
     sums = xs[0].new_empty((total if rows is None else rows[place.rank], columns), dtype=out_dtype)
     normalised = None if epilogue.norm_weight is None else torch.empty_like(sums)
-    multicast = device.multicast(place.group_name, sums.device)
+    multicast = _through_switch(place)
     half = _kernels()._device_half_bytes_gemm_reduce(
         [total] if rows is None else list(rows), place.world_size, rows is not None, columns,
         sums.element_size(), launch.float32_wire, multicast,

@@ -51,7 +51,8 @@ def all_gather_gemm_scaled(
     if decision.algorithm == "fused":
         _, outs = launches.fused_gather(
             x, weights, biases, rows, place, decision.launch, out_dtype=out_dtype, want_gathered=False,
-            x_scale=scales, weight_scales=[s.reshape(-1) for s in weight_scales],
+            x_scale=scales.view(-1),
+            weight_scales=[by_row(w, s) for w, s in zip(weights, weight_scales, strict=True)],
         )  # fmt: skip
     else:
         whole = launches.all_gather(x.contiguous().view(torch.bfloat16), rows, place, decision.launch)
@@ -79,12 +80,17 @@ def gemm_reduce_scatter_scaled(
     check_scaled(op, x, x_scale, [weight], [weight_scale])
     arguments = (x, x_scale, weight, weight_scale, bias, out_dtype, scatter_dim, group_name, length)
     scales = reference.row_scales(x, x_scale).reshape(-1, 1).contiguous()
+    scale = by_row(weight, weight_scale)
     call = Sum(
-        op, [x], [weight], Epilogue(bias), place_of(group_name), scatter_dim, length, scales,
-        weight_scale.reshape(-1), out_dtype,
+        op, [x], [weight], Epilogue(bias), place_of(group_name), scatter_dim, length, scales, scale, out_dtype,
     )  # fmt: skip
     return summed(
         call,
         reference=lambda: reference.gemm_reduce_scatter_scaled(*arguments),
         pieces=lambda overlapped: decomposed.gemm_reduce_scatter_scaled(*arguments, overlapped=overlapped),
     )[0]
+
+
+def by_row(weight: Tensor, scale: Tensor) -> Tensor:
+    """A scale for every row of a weight [N, K]: the kernels take scales of x and weight both by row, or neither."""
+    return scale.reshape(-1).expand(weight.shape[0]).contiguous()

@@ -94,6 +94,7 @@ REFUSALS = (
     ({"products": 5}, H200, "up to 4 products"),
     ({"rows": 1 << 31}, H200, "2^31"),
     ({"rows": 300_000}, H200, "signals for 262144 rows"),
+    ({"rows": 200_000}, dataclasses.replace(H200, memory=16 << 30), "1/8 of the GPU's memory"),
     ({"rows": 0}, H200, "no elements"),
     ({}, dataclasses.replace(L20, peer_access=False), "no P2P"),
     ({}, Hardware("Tesla V100", (7, 0), 80, 16 << 30), "compute capability 7.0"),

@@ -13,6 +13,7 @@ INT32_LIMIT = 1 << 31  # coordinates in tensor maps and tile numbers are 32-bit
 MAX_ROWS = (
     1 << 18
 )  # kMaxTileSignals of csrc/core: 4096 row blocks of 128, and an all-reduce needs words for its sums
+_STAGING_SHARE = 8  # of the memory; the rest is the model's
 KERNEL_DTYPES = ("bfloat16", "float16")
 SUMMED_DTYPES = ("bfloat16", "float16", "float32")  # what the all-reduce kernels add
 PEERS = ("fused", "one_shot", "two_shot")  # these read and write the memory of the peers
@@ -53,6 +54,8 @@ def _memory_refuses(problem: Problem, hardware: Hardware) -> str:
         return problem.unavailable
     if problem.largest_dim >= INT32_LIMIT:
         return "a dimension has 2^31 elements or more"
+    if 2 * problem.message_bytes > hardware.memory // _STAGING_SHARE:
+        return f"staging of 2 x {problem.message_bytes} bytes is more than 1/{_STAGING_SHARE} of the GPU's memory"
     if not problem.dim_leads:
         return "the gathered or scattered dim is not in front: the rows of a rank do not lie together"
     return ""

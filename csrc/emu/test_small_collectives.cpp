@@ -58,10 +58,16 @@ struct Rank {
   bool through_switch = false;  // where the op has such a kernel
 
   template <typename Kernels, typename T> typename Kernels::Kernel instance() const {
-    if constexpr (!std::is_same_v<Kernels, AllToAll>) {
-      if (through_switch) return Kernels::template kernel<T, kThroughSwitch>;
-    }
+    if (through_switch) return Kernels::template kernel<T, kThroughSwitch>;
     return instance_for<Kernels, T>(world_size);
+  }
+  // What copies elements of T, as the launch functions choose it.
+  template <typename Kernels, typename T> typename Kernels::Kernel copying() const {
+    if constexpr (!std::is_same_v<Kernels, AllToAll>) {
+      if (through_switch && sizeof(T) == 1) return Kernels::template kernel<uint8_t, kThroughSwitch>;
+      if (through_switch) return Kernels::template kernel<uint16_t, kThroughSwitch>;
+    }
+    return copying_instance<Kernels>(sizeof(T), world_size);
   }
   std::string name(const char* op, int number) const {
     return std::string(op) + ", rank " + std::to_string(rank) + " of " + std::to_string(world_size) +
@@ -95,8 +101,8 @@ struct Rank {
     const Shards shards = uneven(world_size, number, unit);
     Array<T> input(shards.rows(rank), shift, [&](int64_t i) { return value_of(rank, number, i); });
     Array<T> out(shards.total(), rank);
-    const ShardArguments arguments{{input.data()}, {out.data()}, shards};
-    const auto kernel = instance<Gather, T>();
+    const ShardArguments arguments{{input.data()}, {out.data()}, copied(shards, sizeof(T))};
+    const auto kernel = copying<Gather, T>();
     if (!device.launch([&] { kernel(group.as_seen_by(rank), arguments); })) return false;
     out.expect(name("all_gather", number), [&](int64_t i) {
       int from = 0;
@@ -115,14 +121,15 @@ struct Rank {
       received[peer] = units(peer, rank);
     }
     AllToAllArguments arguments{};
-    const Shards out_shards = arguments.received[0] = shards_of(received, world_size);
-    arguments.sent[0] = shards_of(sent, world_size);
-    arguments.largest = 3 * unit;
-    Array<T> input(arguments.sent[0].total(), shift, [&](int64_t i) { return value_of(rank, number, i); });
+    const Shards out_shards = shards_of(received, world_size), in_shards = shards_of(sent, world_size);
+    arguments.received[0] = copied(out_shards, sizeof(T));
+    arguments.sent[0] = copied(in_shards, sizeof(T));
+    arguments.largest = 3 * unit * copies_per_element(sizeof(T));
+    Array<T> input(in_shards.total(), shift, [&](int64_t i) { return value_of(rank, number, i); });
     Array<T> out(out_shards.total(), rank);
     arguments.inputs[0] = input.data();
     arguments.outs[0] = out.data();
-    const auto kernel = instance<AllToAll, T>();
+    const auto kernel = copying<AllToAll, T>();
     if (!device.launch([&] { kernel(group.as_seen_by(rank), arguments); })) return false;
     out.expect(name("all_to_all", number), [&](int64_t i) {
       int from = 0;

@@ -22,8 +22,7 @@ cudaError_t launch_all_to_all(const SymmetricGroup& group, int ranks_played,
     copies.sent[i] = copied(arguments.sent[i], element_bytes);
     copies.received[i] = copied(arguments.received[i], element_bytes);
   }
-  copies.largest =
-      element_bytes % 2 == 0 ? arguments.largest * (element_bytes / 2) : arguments.largest * element_bytes;
+  copies.largest = arguments.largest * copies_per_element(element_bytes);
   kernel<<<dim3(blocks, ranks_played), kShardThreads, 0, stream>>>(group, copies);
   return cudaGetLastError();
 }

@@ -43,8 +43,11 @@ template <typename Kernels> typename Kernels::Kernel row_instance(Dtype dtype, i
   return summing_instance<AnyRows<Kernels>>(dtype, world_size);
 }
 
-// For ops that copy: as elements of 2 bytes, or of 1 byte, which few tensors need. Alignment
-// decides how wide the accesses are, not this.
+// For ops that copy: as elements of 2 bytes, or of 1, which few tensors need. Alignment decides how wide the accesses
+// are, not this.
+inline int64_t copies_per_element(int64_t element_bytes) {
+  return element_bytes % 2 == 0 ? element_bytes / 2 : element_bytes;
+}
 template <typename Kernels> typename Kernels::Kernel copying_instance(int64_t element_bytes, int world_size) {
   if (element_bytes % 2 == 0) return instance_for<Kernels, uint16_t>(world_size);
   return instance_for<Kernels, uint8_t>(kMaxRanks);
@@ -52,8 +55,7 @@ template <typename Kernels> typename Kernels::Kernel copying_instance(int64_t el
 
 // Shards of elements as shards of what copying_instance copies.
 inline Shards copied(Shards shards, int64_t element_bytes) {
-  const int64_t per_element = element_bytes % 2 == 0 ? element_bytes / 2 : element_bytes;
-  for (int64_t& begin : shards.begins) begin *= per_element;
+  for (int64_t& begin : shards.begins) begin *= copies_per_element(element_bytes);
   return shards;
 }
 

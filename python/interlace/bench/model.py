@@ -1,4 +1,4 @@
-"""Whole decoders split over the ranks: a prompt (prefill), a token after it (decode), a step of training.
+"""Whole decoders split over the ranks: loading, a prompt (prefill), a token after it (decode), a step of training.
 
 transformer: Llama's architecture, random weights. SmolLM2-135M: its real weights; 3 key/value heads, which torch and
 transformers cannot split over 2 ranks. baseline of prefill and decode: F.linear and torch.distributed's all-reduce on
@@ -37,6 +37,7 @@ from .decoders import (
     step_of,
 )
 from .layer import milliseconds, sums
+from .loading import loaded
 from .output import Column, markdown
 from .row import Report
 from .session import Session, size_of
@@ -97,7 +98,7 @@ README = [
 
 @dataclass(frozen=True)
 class ModelCase:
-    """A model in one phase: prefill, decode or train."""
+    """A model in one phase: load, prefill, decode or train."""
 
     model: str
     sizes: Sizes
@@ -109,16 +110,18 @@ class ModelCase:
     @property
     def name(self) -> str:
         """For the progress bar."""
-        return f"{self.sizes.name} {self.phase}, {self.tokens} tokens, {dtype_name(self.dtype)}"
+        size = f", {self.tokens} tokens" if self.tokens else ""
+        return f"{self.sizes.name} {self.phase}{size}, {dtype_name(self.dtype)}"
 
     @property
     def memory_bytes(self) -> int:
         """Frozen: whole twice, shards of three splits, packed ones. Training: the same with gradients."""
         item, logits = self.dtype.itemsize, 12 * self.tokens * self.sizes.vocabulary
-        whole = self.sizes.parameters * (2 * item + 4)
-        shards = 5 * self.sizes.parameters * item // self.ways
+        trained = 2 if self.phase == "train" else 1
+        whole = trained * self.sizes.parameters * (2 * item + 4)
+        shards = trained * 5 * self.sizes.parameters * item // self.ways
         activations = 60 * self.tokens * self.sizes.layers * (self.sizes.hidden + self.sizes.intermediate)
-        return whole + shards + logits + (activations if self.phase == "train" else activations // 8)
+        return whole + shards + logits + (activations if trained == 2 else activations // 8)
 
     @property
     def flops(self) -> int:
@@ -133,7 +136,7 @@ class ModelCase:
     def identity(self) -> dict[str, Any]:
         """Fields of Row."""
         case = f"{self.sizes.name} {self.phase}"
-        return {"op": "model", "case": case, "tokens": self.tokens, "dtype": dtype_name(self.dtype)}
+        return {"op": "model", "case": case, "tokens": self.tokens or None, "dtype": dtype_name(self.dtype)}
 
 
 def cases(settings: Mapping[str, Any], world_size: int) -> list[ModelCase]:
@@ -149,8 +152,9 @@ def cases(settings: Mapping[str, Any], world_size: int) -> list[ModelCase]:
         sizes = TRANSFORMER[size] if name == "transformer" else SMOLLM2
         work = [("prefill", tokens) for tokens in PREFILL[size]] + [("decode", 1)]
         work += [("train", tokens) for tokens in TRAIN[size]]
-        if name == "smollm2" and size != "full":
-            work = [("decode", 1)] if size == "quick" else work[:2]
+        if name == "smollm2":
+            work = [("load", 0), ("prefill", 128), ("decode", 1), ("train", 128)]
+            work = {"quick": work[2:3], "small": work[:3], "full": work}[size]
         found += [ModelCase(name, sizes, phase, tokens, dtype, world_size) for phase, tokens in work]
     return found
 
@@ -168,7 +172,12 @@ class Weights:
         """Frozen, the same on every rank."""
         if case.model == "transformer":
             return build(case.sizes, case.dtype).eval().requires_grad_(False)
-        return load(Source(**self._source), case.dtype)
+        return load(self.source, case.dtype)
+
+    @property
+    def source(self) -> Source:
+        """The folder of SmolLM2."""
+        return Source(**self._source)
 
 
 def _prepared(session: Session) -> tuple[dict[str, Any], str]:
@@ -347,6 +356,10 @@ def run(settings: Mapping[str, object]) -> int:
     def measured(case: ModelCase) -> None:
         if case.model == "smollm2" and weights.reason:
             session.skip(weights.reason, **case.identity())
+            return
+        if case.phase == "load":
+            variants = loaded(session, case.name, weights.source, case.dtype)
+            session.record(variants, baseline="from_pretrained", **case.identity())
             return
         key = (case.sizes, case.dtype, case.phase == "train")
         if key not in held:

@@ -54,7 +54,7 @@ _SHOWN = 6000  # spans of all ranks that a page can hold
 _LONGEST_US = 1e6
 # ops whose time is that of ops inside them, or of the native record
 _OPENED = ("interlace::", "c10d::", "autograd::", "torch::", "Optimizer.", "ProfilerStep", "##", "nn.Module:")
-_WAITS = ("gloo:", "mpi:", "nccl:", "c10d::")
+_WAITS = ("gloo:", "mpi:", "nccl:", "c10d::", "_c10d_functional::")
 # what moves no byte
 _FREE = {"aten::empty", "aten::new_empty", "aten::view", "aten::transpose", "aten::t", "aten::slice"}
 

@@ -1,4 +1,4 @@
-"""The kernels of the CUDA key, on tensors without memory: which launches they make, and which mistakes they refuse.
+"""The kernels of the CUDA key, on tensors without memory: the launches they make, the mistakes they refuse.
 
 Nothing is computed here: launches are recorded, after the dispatcher has checked them against the schemas of the CUDA
 library. What the kernels compute is tested under the emulator and on GPUs.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 import interlace
 from interlace.cuda_dispatch import KERNELS, deciding
 from interlace.parallelize.report import path_of
+from tests.device.gpu.public import check_public
 from tests.distributed import run_distributed
 from tests.ops.device_schemas import Memory, Recorder, gpus, schemas
 
@@ -318,3 +320,14 @@ def test_the_report_tells_what_cuda_calls_will_take() -> None:
         assert before == (True, "chosen at the call (cuda)")
         assert bfloat16 == (True, "one_shot (few rows), fused (many)")
         assert not float64[0]
+
+
+def rehearsed(rank: int, world_size: int) -> list[str]:
+    return check_public(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_checks_of_public_functions_on_gpus_pass_on_cpu_tensors(world_size: int) -> None:
+    """A rehearsal of what runs where there are several GPUs: the checks are right, and take every way there is here."""
+    for algorithms in run_distributed(world_size, rehearsed):
+        assert "decomposed" in algorithms and "reference" in algorithms

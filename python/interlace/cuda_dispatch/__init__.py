@@ -6,6 +6,6 @@ table once, at its first call. `interlace.last_path()` says what a call took and
 
 from .deciding import OURS, foreseen
 from .kernels import KERNELS
-from .state import GroupState, forget, is_used, state_of
+from .state import GroupState, forget, is_used, known, state_of
 
-__all__ = ["KERNELS", "OURS", "GroupState", "foreseen", "forget", "is_used", "state_of"]
+__all__ = ["KERNELS", "OURS", "GroupState", "foreseen", "forget", "is_used", "known", "state_of"]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from interlace import CollectiveAborted, CollectiveTimeout, device
 from tests.device.gpu import launches
 from tests.device.gpu.problems import Source, exact_product, rounded, total
+from tests.device.gpu.public import check_public
 from tests.oracle import check_equal
 
 OPS = torch.ops.interlace
@@ -32,6 +33,7 @@ def run(rank: int, world_size: int, port: int, failures: Any) -> None:
         assert reason == "", reason
         for turn, (n, k) in enumerate(SHAPES):
             check_ops(name, here, turn, n, k)
+        check_public(here)
         check_streams_and_graph(name, here)
         check_deadline(name, here)
         failures.put("")

@@ -95,8 +95,11 @@ void device_all_gather_gemm(Tensor x, Tensors weights, OptionalTensors biases, O
   }
   const int64_t tiles =
       ceil_div(total, kTileRows) * out_columns(arguments, problem.variant.tile_columns).tiles();
-  const LaunchPlace place =
-      launch_place(problem, {blocks, comm_blocks, mainloop}, tail.ranks_on_device(), tiles + comm_blocks);
+  // A block of a GEMM leaves no registers and no shared memory of its multiprocessor to anybody: on a device full of them
+  // the kernels that signal the copies would never start, and the peers would wait for ever.
+  const int64_t for_signals = comm_blocks == 0 && tail.world_size() > 1 ? 1 : 0;
+  const LaunchPlace place = launch_place(problem, {blocks, comm_blocks, mainloop}, tail.ranks_on_device(),
+                                         tiles + comm_blocks, for_signals);
   if (place.mainloop == Mainloop::kSm80) problem.variant.tile_columns = 128;
   GatherArguments gather{};
   gather.schedule =

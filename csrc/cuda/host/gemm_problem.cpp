@@ -183,11 +183,11 @@ Mainloop choose_mainloop(const GemmProblem& problem, int64_t requested, int capa
 }
 
 LaunchPlace launch_place(const GemmProblem& problem, const LaunchWish& wish, int64_t ranks_on_device,
-                         int64_t useful_blocks) {
+                         int64_t useful_blocks, int64_t others) {
   LaunchPlace place{};
   place.device = common_device(problem.op, problem.tensors);
   place.mainloop = choose_mainloop(problem, wish.mainloop, compute_capability(place.device));
-  const DeviceShare share{multiprocessors(place.device), ranks_on_device};
+  const DeviceShare share{multiprocessors(place.device) - others, ranks_on_device};
   place.budget = choose_budget(problem.op, share, wish.blocks, wish.comm_blocks, useful_blocks);
   place.stream = current_stream(place.device);
   return place;

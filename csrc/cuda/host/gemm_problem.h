@@ -50,7 +50,8 @@ struct LaunchWish {
   int64_t comm_blocks;
   int64_t mainloop;
 };
+// others: multiprocessors that this launch must leave to kernels which it waits for.
 LaunchPlace launch_place(const GemmProblem& problem, const LaunchWish& wish, int64_t ranks_on_device,
-                         int64_t useful_blocks);
+                         int64_t useful_blocks, int64_t others = 0);
 
 }  // namespace interlace

@@ -22,6 +22,11 @@ constexpr int64_t kStagingAlignment = 128;  // bytes; what TMA wants of an addre
 constexpr int64_t kRowAlignment = 16;
 constexpr int64_t kRowElements = 8;  // rows of partial sums are whole packs of so many columns
 
+// Of numbers below 2^31.
+INTERLACE_HD constexpr int64_t ceil_div_short(int64_t a, int32_t b) {
+  return (static_cast<uint32_t>(a) + static_cast<uint32_t>(b) - 1) / static_cast<uint32_t>(b);
+}
+
 INTERLACE_HD constexpr int64_t round_up(int64_t value, int64_t multiple) {
   return ceil_div(value, multiple) * multiple;
 }
@@ -66,7 +71,7 @@ struct OutColumns {
     int32_t out = 0;
     int64_t width = columns[0];
     for (int next = 1; next < kMaxOuts; ++next) {
-      const int64_t across = ceil_div(width, tile_columns);
+      const int64_t across = ceil_div_short(width, tile_columns);
       if (out + 1 != next || next >= outs || tile < across) continue;
       tile -= across;
       out = next;
@@ -88,18 +93,32 @@ struct ScheduledTile {
   OutColumns::Place columns;
 };
 
+// What a kernel asks for at every tile and every pack, computed once before the launch: a multiprocessor divides slowly,
+// most of all 64-bit numbers. Where it is not known the schedules compute it.
+struct RowBlockTable {
+  int32_t before[kMaxRanks + 1] = {};  // row blocks of the ranks before
+  int32_t across = 0;  // tiles side by side
+  bool known = false;
+};
+
+INTERLACE_HD constexpr RowBlockTable row_block_table(const Shards& shards, const OutColumns& columns,
+                                                     int32_t tile_rows) {
+  RowBlockTable table;
+  for (int rank = 0; rank < shards.world_size; ++rank) {
+    table.before[rank + 1] =
+        table.before[rank] + static_cast<int32_t>(ceil_div(shards.rows(rank), tile_rows));
+  }
+  table.across = static_cast<int32_t>(columns.tiles());
+  table.known = true;
+  return table;
+}
+
 // The tile of one row block of a rank's rows.
 INTERLACE_HD constexpr ScheduledTile tile_at(const Shards& shards, const OutColumns& columns, int rank,
                                              int32_t tile_rows, TilePlace place) {
   const int64_t row = int64_t{place.row_block} * tile_rows, left = shards.rows(rank) - row;
   return {shards.begin(rank) + row, static_cast<int32_t>(left < tile_rows ? left : tile_rows), rank,
           place.row_block, columns.place(place.column_block)};
-}
-
-// The order of the tiles of one rank's rows.
-INTERLACE_HD constexpr TilePlace place_in_rows(int64_t row_blocks, const OutColumns& columns, int64_t index) {
-  return tile_place(static_cast<int32_t>(index), static_cast<int32_t>(row_blocks),
-                    static_cast<int32_t>(columns.tiles()), row_blocks_together(columns.tile_columns));
 }
 
 // The ranks in the order in which `rank` uses their rows: itself, then its right neighbours. In every step all ranks

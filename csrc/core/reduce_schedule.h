@@ -25,37 +25,55 @@ struct ReduceSchedule {
   int32_t tile_rows = 128;  // a power of two
   int32_t unit_rows = 1;  // a power of two, at most tile_rows
   bool scatter = false;
+  RowBlockTable table;
+  int32_t known_rounds = 0;  // with the table
+  int64_t known_slot_rows = 0;  // all-reduce, with the table
+
+  // The same schedule, quicker to ask.
+  INTERLACE_HD constexpr ReduceSchedule prepared() const {
+    ReduceSchedule schedule = *this;
+    schedule.known_rounds = static_cast<int32_t>(rounds());
+    schedule.known_slot_rows = slot_rows(0);
+    schedule.table = row_block_table(shards, columns, tile_rows);
+    return schedule;
+  }
 
   INTERLACE_HD constexpr int64_t rows() const { return shards.total(); }
   INTERLACE_HD constexpr int stretches() const { return scatter ? world_size : 1; }
 
   // Row blocks are numbered stretch after stretch.
   INTERLACE_HD constexpr int64_t row_blocks_of(int stretch) const {
+    if (table.known) return table.before[stretch + 1] - table.before[stretch];
     return ceil_div(shards.rows(stretch), tile_rows);
   }
   INTERLACE_HD constexpr int64_t row_blocks_before(int stretch) const {
+    if (table.known) return table.before[stretch];
     int64_t blocks = 0;
     for (int before = 0; before < stretch; ++before) blocks += row_blocks_of(before);
     return blocks;
   }
+  INTERLACE_HD constexpr int64_t across() const { return table.known ? table.across : columns.tiles(); }
   INTERLACE_HD constexpr int64_t row_blocks() const { return row_blocks_before(stretches()); }
-  INTERLACE_HD constexpr int64_t tiles() const { return row_blocks() * columns.tiles(); }
+  INTERLACE_HD constexpr int64_t tiles() const { return row_blocks() * across(); }
   // All-reduce: the same order on all ranks, so that row blocks are complete one after the other. Scatter: in rounds; in
   // each a few row blocks of every owner, so that owners sum the first while the next are multiplied, and all links are
   // used all the time. The right neighbour's come first, so that no two ranks start on the same owner; own ones last,
   // they need not travel.
   INTERLACE_HD constexpr ScheduledTile tile(int64_t index) const {
-    if (!scatter)
-      return tile_at(shards, columns, 0, tile_rows, place_in_rows(row_blocks_of(0), columns, index));
-    const int64_t across = columns.tiles();
+    const auto wide = static_cast<int32_t>(across());
+    if (!scatter) {
+      const TilePlace place = tile_place(static_cast<int32_t>(index), static_cast<int32_t>(row_blocks_of(0)),
+                                         wide, row_blocks_together(columns.tile_columns));
+      return tile_at(shards, columns, 0, tile_rows, place);
+    }
     int64_t round = 0, behind = rounds();  // the last round that begins at or before `index`
     while (behind - round > 1) {
       const int64_t middle = (round + behind) / 2;
-      (row_blocks_before_round(middle) * across <= index ? round : behind) = middle;
+      (row_blocks_before_round(middle) * wide <= index ? round : behind) = middle;
     }
     const int64_t first = row_blocks_before_round(round);
-    const int64_t height = row_blocks_before_round(round + 1) - first;
-    const int64_t within = index - first * across;
+    const auto height = static_cast<uint32_t>(row_blocks_before_round(round + 1) - first);
+    const auto within = static_cast<uint32_t>(index - first * wide);
     int64_t left = within % height;
     int owner = rank;
     for (int step = 1; step < world_size; ++step) {
@@ -72,7 +90,7 @@ struct ReduceSchedule {
   }
   // Row blocks of one owner in a round.
   INTERLACE_HD constexpr int64_t round_row_blocks() const {
-    return ceil_div(row_blocks_together(columns.tile_columns), world_size);
+    return ceil_div_short(row_blocks_together(columns.tile_columns), world_size);
   }
   INTERLACE_HD constexpr int64_t row_blocks_in_round(int owner, int64_t round) const {
     const int64_t left = row_blocks_of(owner) - round * round_row_blocks();
@@ -87,6 +105,7 @@ struct ReduceSchedule {
     return before;
   }
   INTERLACE_HD constexpr int64_t rounds() const {
+    if (table.known) return known_rounds;
     int64_t most = 0;
     for (int owner = 0; owner < world_size; ++owner) {
       const int64_t count = ceil_div(row_blocks_of(owner), round_row_blocks());
@@ -144,7 +163,8 @@ struct ReduceSchedule {
   // Staging in a half of owner: a slot of partial sums from every rank, its owned rows each; all-reduce: then the
   // reduced rows of everybody. With a switch that sums (NVLS) there is one slot of all rows, at every rank.
   INTERLACE_HD constexpr int64_t slot_rows(int owner) const {
-    return scatter ? shards.rows(owner) : units(0) * unit_rows;
+    if (scatter) return shards.rows(owner);
+    return table.known ? known_slot_rows : units(0) * unit_rows;
   }
   INTERLACE_HD static constexpr int64_t row_bytes(int64_t columns, int64_t element_bytes) {
     return round_up(columns, kRowElements) * element_bytes;
@@ -175,13 +195,14 @@ struct ReduceSchedule {
 INTERLACE_HD constexpr ReduceSchedule scatter_schedule(const Shards& shards, const OutColumns& columns,
                                                        int rank, int32_t tile_rows) {
   const int64_t mean = ceil_div(shards.total(), shards.world_size);
-  return {shards, columns, shards.world_size, rank, tile_rows, unit_rows_for(mean, tile_rows), true};
+  return {shards, columns, shards.world_size, rank, tile_rows, unit_rows_for(mean, tile_rows), true, {},
+          0,      0};
 }
 
 INTERLACE_HD constexpr ReduceSchedule all_reduce_schedule(int64_t rows, const OutColumns& columns,
                                                           int world_size, int rank, int32_t tile_rows) {
   const int32_t unit = unit_rows_for(ceil_div(rows, world_size), tile_rows);
-  return {shards_of(&rows, 1), columns, world_size, rank, tile_rows, unit, false};
+  return {shards_of(&rows, 1), columns, world_size, rank, tile_rows, unit, false, {}, 0, 0};
 }
 
 namespace detail {

@@ -115,7 +115,7 @@ void launch(const SymmetricGroup& group, const GemmArguments& arguments, const G
       gathered_rows(group, gather.schedule.rank, gather.schedule, arguments.products[0].depth,
                     dtype_of<typename Mainloop::Element>);
   const typename Mainloop::Maps maps = Mainloop::maps(arguments, gathered);
-  all_gather_gemm_kernel<Mainloop>(group, arguments, gather, maps);
+  all_gather_gemm_kernel<Mainloop>(group, arguments, prepared(gather), maps);
 }
 
 template <class Mainloop> GatherArguments gather_arguments(const Case& test, Operands<Mainloop>& operands) {

@@ -138,7 +138,7 @@ template <class Mainloop> struct Operands {
 template <class Mainloop>
 void launch(const SymmetricGroup& group, const GemmArguments& arguments, const ReduceArguments& reduce) {
   const typename Mainloop::Maps maps = Mainloop::maps(arguments, {});
-  gemm_reduce_kernel<Mainloop>(group, arguments, reduce, maps);
+  gemm_reduce_kernel<Mainloop>(group, arguments, prepared(reduce), maps);
 }
 
 template <class Mainloop> ReduceArguments reduce_arguments(const Case& test, Operands<Mainloop>& operands) {

@@ -71,7 +71,10 @@ int64_t all_columns(const Problem& problem) {
 void check_gather(const Problem& problem) {
   const Shards shards = problem.shards();
   for (int rank = 0; rank < problem.world_size(); ++rank) {
-    const GatherSchedule schedule{shards, problem.columns, rank, problem.tile_rows, 2};
+    const GatherSchedule asked{shards, problem.columns, rank, problem.tile_rows, 2, {}};
+    const GatherSchedule schedule = asked.prepared();
+    require(schedule.tiles() == asked.tiles() && schedule.staged_rows() == asked.staged_rows(),
+            "the prepared schedule is another");
     TileSet seen;
     std::vector<int> order;
     for (int64_t i = 0; i < schedule.tiles(); ++i) {
@@ -163,8 +166,12 @@ void check_reduce(Problem problem) {
                                  problem.tile_rows};
       for (int64_t i = 0; i < schedule->tiles(); ++i) add(seen, seen_problem, schedule->tile(i));
       require(area(seen, problem, schedule->shards) == rows * all_columns(problem), "tiles are missing");
+      const ReduceSchedule prepared = schedule->prepared();
+      for (int64_t i = 0; i < schedule->tiles(); ++i)
+        require(prepared.tile(i).row == schedule->tile(i).row, "the prepared schedule is another");
       schedule->unit_rows = std::min(problem.tile_rows, 1 << rank % 3);
       check_owners(*schedule);
+      check_owners(schedule->prepared());
       require(schedule->fits(), "a small problem does not fit");
     }
     // in each round the right neighbour's rows come before the others', own ones last
@@ -176,7 +183,7 @@ void check_reduce(Problem problem) {
 void check_large_problems() {
   const int64_t long_shard[] = {1 << 24, 5};
   const Shards shards = shards_of(long_shard, 2);
-  const GatherSchedule gather{shards, {{8192}, 1, 128}, 0, 128, chunk_row_blocks_for(shards, 128)};
+  const GatherSchedule gather{shards, {{8192}, 1, 128}, 0, 128, chunk_row_blocks_for(shards, 128), {}};
   require(gather.chunks(0) <= kMaxTileSignals && gather.chunks(1) == 1, "more chunks than words");
   const OutColumns columns{{8192}, 1, 128};
   require(scatter_schedule(shards, columns, 0, 128).fits() == false, "more row blocks than words");

@@ -15,7 +15,8 @@ cudaError_t launch_all_gather_gemm_sm80(const SymmetricGroup& group, const GemmA
       variant,
       [&]<class Mainloop>(Mainloop) {
         return launch_with_shared(all_gather_gemm_kernel<Mainloop>, blocks, Mainloop::kThreads,
-                                  Mainloop::kSharedBytes, stream, group, arguments, gather, gathered);
+                                  Mainloop::kSharedBytes, stream, group, arguments, prepared(gather),
+                                  gathered);
       },
       cudaErrorInvalidValue);
 }

@@ -12,7 +12,7 @@ cudaError_t launch_all_gather_gemm_sm90(const SymmetricGroup& group, const GemmA
       variant,
       [&]<class Mainloop>(Mainloop) {
         return launch_with_shared(all_gather_gemm_kernel<Mainloop>, blocks, Mainloop::kThreads,
-                                  Mainloop::kSharedBytes, stream, group, arguments, gather, maps);
+                                  Mainloop::kSharedBytes, stream, group, arguments, prepared(gather), maps);
       },
       cudaErrorInvalidValue);
 }

@@ -33,8 +33,8 @@ struct GatherArguments {
 INTERLACE_HD constexpr GatherSchedule gather_schedule(const GemmArguments& arguments, const Shards& shards,
                                                       int rank, int32_t tile_columns,
                                                       int32_t tile_rows = kGemmBlockRows) {
-  return {shards, out_columns(arguments, tile_columns), rank, tile_rows,
-          chunk_row_blocks_for(shards, tile_rows)};
+  return {shards,    out_columns(arguments, tile_columns),    rank,
+          tile_rows, chunk_row_blocks_for(shards, tile_rows), {}};
 }
 
 // The rows that peers bring, in the staging of `rank`: the second source of x, for tensor maps and for cp.async.
@@ -77,6 +77,12 @@ INTERLACE_HD constexpr ReduceSchedule all_reduce_schedule(const GemmArguments& a
                                                           int32_t tile_rows = kGemmBlockRows) {
   return all_reduce_schedule(arguments.rows, out_columns(arguments, tile_columns), world_size, rank,
                              tile_rows);
+}
+
+// Arguments as the kernels want them: with schedules that are quick to ask.
+template <class Arguments> constexpr Arguments prepared(Arguments arguments) {
+  arguments.schedule = arguments.schedule.prepared();
+  return arguments;
 }
 
 }  // namespace interlace

@@ -35,7 +35,7 @@ gemm_reduce_kernel(INTERLACE_PARAMETER SymmetricGroup group, INTERLACE_PARAMETER
         signal_tile(group, thread, 0, epoch);
     }
     if (block >= comm_blocks) {
-      ScatterHooks<Mainloop> hooks(group, arguments, reduce, epoch);
+      ScatterHooks<Mainloop> hooks{group, arguments, reduce, epoch};
       Mainloop::run(maps, arguments, hooks, block - comm_blocks, ptx::nctaid_x() - comm_blocks, shared);
     }
     const Reducer<Out, Mainloop::kSwitch> reducer(group, arguments, reduce, op, epoch);

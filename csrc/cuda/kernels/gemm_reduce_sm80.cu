@@ -13,7 +13,8 @@ cudaError_t launch_gemm_reduce_sm80(const SymmetricGroup& group, const GemmArgum
       variant,
       [&]<class Mainloop>(Mainloop) {
         return launch_with_shared(gemm_reduce_kernel<Mainloop>, blocks, Mainloop::kThreads,
-                                  Mainloop::kSharedBytes, stream, group, arguments, reduce, GatheredRows{});
+                                  Mainloop::kSharedBytes, stream, group, arguments, prepared(reduce),
+                                  GatheredRows{});
       },
       cudaErrorInvalidValue);
 }

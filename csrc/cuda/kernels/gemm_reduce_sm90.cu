@@ -12,7 +12,7 @@ cudaError_t launch_gemm_reduce_sm90(const SymmetricGroup& group, const GemmArgum
       variant,
       [&]<class Mainloop>(Mainloop) {
         return launch_with_shared(gemm_reduce_kernel<Mainloop>, blocks, Mainloop::kThreads,
-                                  Mainloop::kSharedBytes, stream, group, arguments, reduce, maps);
+                                  Mainloop::kSharedBytes, stream, group, arguments, prepared(reduce), maps);
       },
       cudaErrorInvalidValue);
 }

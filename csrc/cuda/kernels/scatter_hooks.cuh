@@ -43,11 +43,6 @@ template <class Mainloop> struct ScatterHooks {
   const GemmArguments& arguments;
   const ReduceArguments& reduce;
   const uint32_t& epoch;  // in shared memory
-  WireFormat<Out> wire;
-
-  INTERLACE_DEVICE ScatterHooks(const SymmetricGroup& of, const GemmArguments& product,
-                                const ReduceArguments& sum, const uint32_t& now)
-      : group(of), arguments(product), reduce(sum), epoch(now), wire(sum, product.products[0].columns) {}
 
   INTERLACE_DEVICE int64_t tiles() const { return reduce.schedule.tiles(); }
 
@@ -68,6 +63,7 @@ template <class Mainloop> struct ScatterHooks {
   INTERLACE_DEVICE void store(const TileWork& work, int row, int column, float (&values)[kStoreColumns],
                               int valid) const {
     const ReduceSchedule& schedule = reduce.schedule;
+    const WireFormat<Out> wire(reduce, arguments.products[0].columns);
     const int64_t at_column = work.column + column;
     if constexpr (sizeof(typename Mainloop::Element) == 1) {
       scale_columns(arguments, arguments.products[0], scale_of_row(arguments, work.row + row), at_column,
@@ -90,7 +86,7 @@ template <class Mainloop> struct ScatterHooks {
     const ReduceSchedule& schedule = reduce.schedule;
     SegmentControl& own = control_of(group, schedule.rank);
     uint32_t& counter = own.tiles_stored[schedule.row_blocks_before(work.owner) + work.index];
-    const auto across = static_cast<uint32_t>(schedule.columns.tiles());
+    const auto across = static_cast<uint32_t>(schedule.across());
     if (ptx::atom_add_acq_rel_gpu_u32(&counter, 1) != across - 1) return;
     counter = 0;  // nobody else comes in this launch
     if (schedule.scatter) return signal_tile(group, work.owner, work.index, epoch);

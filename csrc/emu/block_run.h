@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sched.h>
+#include <time.h>
 
 #include "emu/block.h"
 
@@ -97,14 +98,26 @@ inline void Block::run(const std::function<void()>& kernel, Shape shape) {
   acquire_tag(&end_tag_);
 }
 
+INTERLACE_EMU_HIDDEN inline uint64_t nanoseconds_now() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
 INTERLACE_EMU_HIDDEN inline void Block::play() {
-  uint64_t idle_rounds = 0, progress = world_.progress();
+  uint64_t idle_rounds = 0, quiet_since = 0, progress = world_.progress();
   while (running_ > 0 && !world_.stuck()) {
     idle_ = !play_round();
     if (idle_) sched_yield();
     idle_rounds = world_.progress() == progress ? idle_rounds + 1 : 0;
     progress = world_.progress();
-    if (idle_rounds > world_.idle_rounds()) break;
+    if (idle_rounds <= world_.idle_rounds()) {
+      quiet_since = 0;
+    } else if (quiet_since == 0) {
+      quiet_since = nanoseconds_now();
+    } else if (nanoseconds_now() - quiet_since >= world_.patience_nanoseconds()) {
+      break;
+    }
   }
   if (running_ == 0) {
     if (copies_.pending() > 0) misuse("end of the kernel: %u copies are still on the way", copies_.pending());

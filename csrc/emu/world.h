@@ -23,12 +23,19 @@ struct Delay {
 // stand still for `idle_rounds` rounds declares the world stuck, and every block adds to `dump` who waits for what.
 class World {
  public:
-  explicit World(uint64_t seed, Delay delay = {}, uint64_t idle_rounds = 30'000)
+  static constexpr uint64_t kIdleRounds = 30'000;
+  // A block whose OS thread got no core does not move either: whoever does not expect to be stuck waits that long too.
+  static constexpr uint64_t kPatienceNanoseconds = 3'000'000'000;
+
+  explicit World(uint64_t seed, Delay delay = {}, uint64_t idle_rounds = kIdleRounds)
       : seed_(seed), delay_(delay), idle_rounds_(idle_rounds) {}
 
   uint64_t seed() const { return seed_; }
   INTERLACE_EMU_HIDDEN const Delay& delay() const { return delay_; }
   INTERLACE_EMU_HIDDEN uint64_t idle_rounds() const { return idle_rounds_; }
+  INTERLACE_EMU_HIDDEN uint64_t patience_nanoseconds() const {
+    return idle_rounds_ < kIdleRounds ? 0 : kPatienceNanoseconds;
+  }
 
   // Relaxed: only the fact that something happened counts, it must not order the kernels' own accesses. Builtins,
   // because GCC makes std::atomic's orders sequentially consistent when it does not inline them.

@@ -1,5 +1,6 @@
 // one_shot_all_reduce: right for any size, alignment and world, launch after launch without a barrier, with a rank that
 // lags, with counters that wrap; no race that ThreadSanitizer can see.
+#include "cuda/kernels/launching.cuh"
 #include "cuda/kernels/one_shot_all_reduce.cuh"
 #include "emu/testing.h"
 
@@ -38,17 +39,10 @@ template <typename T> struct Launch {
   }
 };
 
-using Kernel = void (*)(SymmetricGroup, AllReduceArguments);
-
-template <typename T> Kernel kernel_for(int world_size) {
-  switch (world_size) {
-    case 1: return one_shot_all_reduce_kernel<T, 1>;
-    case 2: return one_shot_all_reduce_kernel<T, 2>;
-    case 3: return one_shot_all_reduce_kernel<T, 3>;
-    case 4: return one_shot_all_reduce_kernel<T, 4>;
-    default: return one_shot_all_reduce_kernel<T, kMaxRanks>;
-  }
-}
+struct OneShot {
+  using Kernel = void (*)(SymmetricGroup, AllReduceArguments);
+  template <typename T, int kBound> static constexpr Kernel kernel = one_shot_all_reduce_kernel<T, kBound>;
+};
 
 template <typename T> void check(const Case& test, const Launch<T>& launched, int rank, int launch_number) {
   const int64_t count = test.counts[launch_number];
@@ -73,7 +67,9 @@ template <typename T> void run(const Case& test, uint64_t seed) {
     for (int number = 0; number < static_cast<int>(test.counts.size()); ++number) {
       Launch<T> launched(test, rank, number, test.counts[number]);
       const AllReduceArguments arguments{{launched.input}, {launched.out}, test.counts[number]};
-      if (!device.launch([&] { kernel_for<T>(test.world_size)(group.as_seen_by(rank), arguments); })) return;
+      if (!device.launch(
+              [&] { instance_for<OneShot, T>(test.world_size)(group.as_seen_by(rank), arguments); }))
+        return;
       check(test, launched, rank, number);
     }
   });

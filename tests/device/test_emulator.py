@@ -17,7 +17,7 @@ from tests.device.emulation import Mutant, Result
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 SIGNALS = "cuda/kernels/signals.cuh"
-ELEMENT = "cuda/kernels/element.cuh"
+WORDS = "cuda/kernels/words.cuh"
 
 MUTANTS = (
     Mutant(
@@ -87,14 +87,14 @@ MUTANTS = (
     ),
     Mutant(
         "tail_stored_whole",
-        ELEMENT,
-        "if (first + i < count) array[first + i] =",
-        "if (first < count) array[first + i] =",
+        WORDS,
+        "if (first + i < count) bits[i] =",
+        "if (first < count) bits[i] =",
         tsan=False,
     ),
     Mutant(
         "misaligned_load",
-        ELEMENT,
+        WORDS,
         "if (wide && first + kElements <= count) return",
         "if ((wide || count > 0) && first + kElements <= count) return",
         tsan=False,

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/kernels/all_reduce_arguments.h"
-#include "cuda/kernels/element.cuh"
+#include "cuda/kernels/packs.cuh"
 #include "cuda/kernels/signals.cuh"
 
 namespace interlace {
@@ -14,46 +14,40 @@ constexpr int kAllReduceThreads = 256;
 //
 // All ranks launch the same grid. Pack i belongs to the same block on every rank, whatever the alignment there, so a
 // block needs only the signals of its namesakes.
-template <typename T, int kWorldSize>
+template <typename T, int kBound>
 INTERLACE_KERNEL(kAllReduceThreads)
 one_shot_all_reduce_kernel(INTERLACE_PARAMETER SymmetricGroup group,
                            INTERLACE_PARAMETER AllReduceArguments arguments) {
   const int rank = own_rank(group);
-  const int64_t count = arguments.count;
-  const int64_t packs = (count + Pack<T>::kElements - 1) / Pack<T>::kElements;
-  const int64_t first = static_cast<int64_t>(ptx::ctaid_x()) * ptx::ntid_x() + ptx::tid_x();
-  const int64_t stride = static_cast<int64_t>(ptx::nctaid_x()) * ptx::ntid_x();
+  const int64_t count = arguments.count, packs = packs_of(count, sizeof(T));
+  const Stripe stripe = grid_stripe();
   const T* const input = static_cast<const T*>(arguments.inputs[rank - group.first_rank]);
   T* const out = static_cast<T*>(arguments.outs[rank - group.first_rank]);
 
   const Entry entry = enter_epoch(group, Op::kAllReduce);
+  const auto shown_by = [&](int peer) {
+    return reinterpret_cast<Words<T>*>(half_of(group, peer, entry.epoch));
+  };
   bool open = entry.open;
   if (open) {
-    auto* const staging = reinterpret_cast<Pack<T>*>(half_of(group, rank, entry.epoch));
+    Words<T>* const staging = shown_by(rank);
     const bool wide = aligned_to_pack(input);
-    for (int64_t i = first; i < packs; i += stride) {
-      const Pack<T> pack = load_pack(input, i, count, wide);  // see emu/sanitizer.h: a store of its own
-      staging[i] = pack;
-    }
+    copy_packs<T>(
+        stripe, packs, [&](int64_t i) { return load_words(input, i, count, wide); },
+        [&](int64_t i, const Words<T>& pack) { staging[i] = pack; });
     open = meet_peers(group, Op::kAllReduce, entry.epoch);
   }
   if (open) {
     const bool wide = aligned_to_pack(out);
-    for (int64_t i = first; i < packs; i += stride) {
-      Pack<T> shown[kWorldSize];  // all loads before the first sum: the links work on all peers at once
+    for (int64_t i = stripe.first; i < packs; i += stripe.stride) {
+      Words<T> shown[kBound];  // all loads before the first sum: the links work on all peers at once
       INTERLACE_UNROLL
-      for (int peer = 0; peer < kWorldSize; ++peer) {
-        shown[peer] = reinterpret_cast<const Pack<T>*>(half_of(group, peer, entry.epoch))[i];
+      for (int peer = 0; peer < kBound; ++peer) {
+        if (peer < group.world_size) shown[peer] = shown_by(peer)[i];
       }
-      Pack<T> sum;
-      INTERLACE_UNROLL
-      for (int element = 0; element < Pack<T>::kElements; ++element) {
-        float total = to_float(shown[0].elements[element]);
-        INTERLACE_UNROLL
-        for (int peer = 1; peer < kWorldSize; ++peer) total += to_float(shown[peer].elements[element]);
-        from_float(total, sum.elements[element]);
-      }
-      store_pack(out, i, count, wide, sum);
+      Totals<T> totals;
+      sum_in_rank_order<T, kBound>(shown, group.world_size, totals);
+      store_words(out, i, count, wide, rounded<T>(totals));
     }
   }
   leave_epoch(group, entry.epoch);

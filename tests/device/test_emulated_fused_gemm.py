@@ -66,27 +66,11 @@ MUTANTS = (
         program="gemm_reduce",
     ),
     Mutant(
-        "an_empty_owner_is_not_told",
-        REDUCE,
-        "        signal_tile(group, thread, 0, epoch);",
-        "        signal_tile(group, thread, 1, epoch);",
-        program="gemm_reduce",
-        tsan=False,
-    ),
-    Mutant(
         "peers_in_the_wrong_turn",
         ORDER,
         "return (rank - step + world_size) % world_size;",
         "return (rank + step) % world_size;",
         program="gemm_schedule",
-        tsan=False,
-    ),
-    Mutant(
-        "shown_to_the_wrong_peers",
-        REDUCER,
-        "const int peer = source_at(reduce.schedule.rank, step, group.world_size);",
-        "const int peer = source_at(reduce.schedule.rank, step - 1, group.world_size);",
-        program="gemm_reduce",
         tsan=False,
     ),
     Mutant(
@@ -96,14 +80,6 @@ MUTANTS = (
         "  if (thread == 0) epoch = entry.epoch;\n"
         "  if (thread == 0) control_of(group, schedule.rank).claims[0] = 0;\n",
         program="gemm_reduce",
-    ),
-    Mutant(
-        "claims_are_not_reset",
-        SIGNALS,
-        "own.claims[0] = own.claims[1] = 0;",
-        "own.claims[1] = 0;",
-        program="gemm_reduce",
-        tsan=False,
     ),
     Mutant(
         "a_row_stored_whole",

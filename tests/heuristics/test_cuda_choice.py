@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import warnings
 
 import pytest
 
+from interlace.cuda_dispatch.state import joined, tell
 from interlace.hardware import KNOWN, Hardware, agreed
 from interlace.heuristics import (
     ALGORITHMS,
@@ -196,3 +198,18 @@ def test_a_group_is_described_by_what_all_its_gpus_can_do() -> None:
     _, why = agreed([H100, A100])
     assert "different GPUs" in why and A100.name in why
     assert agreed([A100, H100])[1]
+
+
+def test_a_group_tells_once_why_nothing_is_fused_and_takes_the_table_of_rank_0() -> None:
+    """Catches a fallback in silence, and ranks that choose by different files."""
+    other = merged(TABLE, Table({}, {entry().key: entry()})).to_json()
+    state = joined([(H200, TABLE.to_json()), (H200, other)], "", True)
+    assert state.table.digest == TABLE.digest and state.hardware.multicast
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tell("tp", 0, state)
+        tell("tp", 1, joined([(H200, other)], "no P2P", False))
+    with pytest.warns(UserWarning, match=r"group 'tp' go by torch.distributed.*no P2P"):
+        tell("tp", 0, joined([(H200, other)], "no P2P", False))
+    mixed = joined([(H200, other), (A100, other)], "", False)
+    assert "different GPUs" in mixed.unavailable and not mixed.hardware.multicast

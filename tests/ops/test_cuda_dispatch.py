@@ -6,6 +6,8 @@ library. What the kernels compute is tested under the emulator and on GPUs.
 
 from __future__ import annotations
 
+import dataclasses
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +17,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import interlace
-from interlace.cuda_dispatch import KERNELS, deciding
+from interlace import heuristics
+from interlace.cuda_dispatch import KERNELS, deciding, state
+from interlace.hardware import KNOWN
 from interlace.parallelize.report import path_of
 from tests.device.gpu.public import check_public
 from tests.distributed import run_distributed
@@ -331,3 +335,31 @@ def test_the_checks_of_public_functions_on_gpus_pass_on_cpu_tensors(world_size: 
     """A rehearsal of what runs where there are several GPUs: the checks are right, and take every way there is here."""
     for algorithms in run_distributed(world_size, rehearsed):
         assert "decomposed" in algorithms and "reference" in algorithms
+
+
+def agreed_state(rank: int, world_size: int) -> list[Any]:
+    """The first call of a group: ranks that see GPUs of different size, and a tuned table on rank 1 alone."""
+    info = interlace.resolve(None)
+    hardware = dataclasses.replace(KNOWN["NVIDIA H200"], multiprocessors=132 - rank)
+    table = heuristics.load()
+    if rank == 1:
+        table = heuristics.Table({"*": dataclasses.replace(table.crossovers["*"], one_shot_bytes=7)}, {})
+    used = [state.is_used(info.name)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(state, "describe", lambda on: hardware)
+        patched.setattr(heuristics, "load", lambda: table)
+        memory = types.SimpleNamespace(unavailable=lambda *a: "", multicast=lambda *a: True)
+        patched.setattr(state, "device", memory)
+        patched.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        found = state.state_of("gemm_all_reduce", info.name, torch.device("cuda", 0))
+        again = state.state_of("gemm_all_reduce", info.name, torch.device("cuda", 0)) is found
+    used.append(state.is_used(info.name))
+    interlace.destroy(None)
+    used.append(state.is_used(info.name))
+    return [found.table.digest, found.hardware.multiprocessors, found.hardware.multicast, again, used]
+
+
+def test_ranks_agree_on_gpus_and_table_at_the_first_call_on_cuda_tensors() -> None:
+    """Catches ranks that decide by what they alone see, and a state that outlives its group."""
+    first, second = run_distributed(2, agreed_state)
+    assert first == second == [heuristics.load().digest, 131, True, True, [False, True, False]]

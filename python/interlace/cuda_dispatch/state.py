@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -54,8 +55,19 @@ def state_of(op: str, group_name: str, on: torch.device) -> GroupState:
     multicast = not unavailable and device.multicast(group_name, on)
     state = joined(symmetric_memory.exchange(process_group, facts), unavailable, multicast)
     _states[group_name] = state
+    tell(group_name, process_group.rank(), state)
     symmetric_memory.on_release(group_name, lambda: forget(group_name))
     return state
+
+
+def tell(group_name: str, rank: int, state: GroupState) -> None:
+    """Warn, once a group and on rank 0, when the fused kernels cannot serve its CUDA tensors at all."""
+    if state.unavailable and rank == 0:
+        warnings.warn(
+            f"interlace: CUDA tensors of group {group_name!r} go by torch.distributed, in pieces or after the product: "
+            f"{state.unavailable}",
+            stacklevel=2,
+        )
 
 
 def joined(facts: list[tuple[Hardware, str]], unavailable: str, multicast: bool) -> GroupState:

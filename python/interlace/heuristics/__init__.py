@@ -6,7 +6,7 @@ crossovers. Nothing here touches a device or a process group.
 
 from .choose import choose
 from .problem import ALGORITHMS, Decision, Launch, Problem
-from .tuned import Crossovers, Entry, Table, bucket_of, load, merged, read, write
+from .tuned import Crossovers, Entry, Table, bucket_of, load, merged, parse, read, write
 
 __all__ = [
     "ALGORITHMS",
@@ -20,6 +20,7 @@ __all__ = [
     "choose",
     "load",
     "merged",
+    "parse",
     "read",
     "write",
 ]

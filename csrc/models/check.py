@@ -60,6 +60,10 @@ CLEAN = (
     Run("device-2", "device.pml", ("W=2", "EPOCHS=8", "DEADLINES=2")),
     Run("device-3", "device.pml", ("W=3", "EPOCHS=5", "DEADLINES=2")),
     Run("device-4", "device.pml", ("W=4", "EPOCHS=2", "DEADLINES=1")),
+    Run("tiles-2", "tiles.pml", ("W=2", "EPOCHS=2", "BLOCKS=2")),
+    Run("tiles-2-empty-owner", "tiles.pml", ("W=2", "EPOCHS=4", "BLOCKS=1", "EMPTY_OWNER")),
+    Run("tiles-2-broadcast", "tiles.pml", ("W=2", "EPOCHS=4", "BLOCKS=1", "BROADCAST")),
+    Run("tiles-3", "tiles.pml", ("W=3", "EPOCHS=2", "BLOCKS=1")),
 )
 
 # rule broken -> the error it leads to
@@ -85,15 +89,30 @@ BROKEN_DEVICE_RULES = {
     "PEERS_NOT_TOLD": DEADLOCK,
 }
 
+# and for their tiles: what else the search needs, and the error
+BROKEN_TILE_RULES = {
+    "SINGLE_BUFFER": (("BLOCKS=1",), ASSERTION),
+    "SIGNAL_BEFORE_STORE": (("BLOCKS=1",), ASSERTION),
+    "REDUCES_BEFORE_ALL": (("BLOCKS=1",), ASSERTION),
+    "STORES_AFTER_ABORT": (("BLOCKS=1",), ASSERTION),
+    "PEERS_NOT_TOLD": (("BLOCKS=1",), DEADLOCK),
+    "SUM_SIGNALLED_EARLY": (("BLOCKS=1", "BROADCAST"), ASSERTION),
+    "NOT_HEARD_FROM_ALL": (("BLOCKS=1", "EMPTY_OWNER"), ASSERTION),
+    "FIRST_TILE_SIGNALS": (("BLOCKS=2",), ASSERTION),
+    "CLAIM_IN_TWO_STEPS": (("BLOCKS=2",), ASSERTION),
+}
 
-def _mutant(model: str, rule: str, error: str) -> Run:
+
+def _mutant(model: str, rule: str, error: str, defines: tuple[str, ...] = ()) -> Run:
     name = f"{model}-mutant-{rule.lower().replace('_', '-')}"
-    return Run(name, f"{model.replace('-', '_')}.pml", ("W=2", "EPOCHS=4", f"MUTANT_{rule}"), error)
+    return Run(name, f"{model.replace('-', '_')}.pml", ("W=2", "EPOCHS=4", *defines, f"MUTANT_{rule}"), error)
 
 
-MUTANTS = tuple(
-    _mutant(model, rule, BROKEN_RULES[rule]) for model, rules in MUTATED.items() for rule in rules
-) + tuple(_mutant("device", rule, error) for rule, error in BROKEN_DEVICE_RULES.items())
+MUTANTS = (
+    *(_mutant(model, rule, BROKEN_RULES[rule]) for model, rules in MUTATED.items() for rule in rules),
+    *(_mutant("device", rule, error) for rule, error in BROKEN_DEVICE_RULES.items()),
+    *(_mutant("tiles", rule, error, more) for rule, (more, error) in BROKEN_TILE_RULES.items()),
+)
 
 
 def missing_tool() -> str | None:

@@ -40,7 +40,7 @@ template <class Mainloop> struct GatherHooks {
   const SymmetricGroup& group;
   const GemmArguments& arguments;
   const GatherSchedule& schedule;
-  uint32_t epoch;
+  const uint32_t& epoch;  // in shared memory
   const float* staged_scales;  // fp8; of all ranks' rows, in the order of the staging
   int32_t arrived_from = -1;  // the chunk that this thread has seen last
   int32_t arrived_chunk = -1;
@@ -162,21 +162,23 @@ all_gather_gemm_kernel(INTERLACE_PARAMETER SymmetricGroup group, INTERLACE_PARAM
   const uint32_t block = ptx::ctaid_x(), comm_blocks = gather.comm_blocks;
 
   const Entry entry = enter_epoch(group, Op::kAllGatherGemm);
+  INTERLACE_SHARED uint32_t epoch;  // neither consumers nor producer have a register to keep it in
+  if (ptx::tid_x() == 0) epoch = entry.epoch;
+  ptx::barrier_sync();
   if (entry.open) {
-    if (block == 0) refresh_all(group, entry.epoch, [&](int) { return schedule.chunks(schedule.rank); });
+    if (block == 0) refresh_all(group, epoch, [&](int) { return schedule.chunks(schedule.rank); });
     if (block < comm_blocks) {
-      push_own_rows<Element>(group, arguments, schedule, entry.epoch, block, comm_blocks);
+      push_own_rows<Element>(group, arguments, schedule, epoch, block, comm_blocks);
       if (gather.gathered != nullptr)
-        copy_gathered<Element>(group, arguments, gather, entry.epoch, block, comm_blocks);
+        copy_gathered<Element>(group, arguments, gather, epoch, block, comm_blocks);
     } else {
-      const GatherStaging<Element> own(group, schedule.rank, entry.epoch, schedule,
-                                       arguments.products[0].depth);
-      GatherHooks<Mainloop> hooks{group, arguments, schedule, entry.epoch, own.scales()};
+      const GatherStaging<Element> own(group, schedule.rank, epoch, schedule, arguments.products[0].depth);
+      GatherHooks<Mainloop> hooks{group, arguments, schedule, epoch, own.scales()};
       Mainloop::run(maps, arguments, hooks, block - comm_blocks, ptx::nctaid_x() - comm_blocks, shared);
     }
-    if (block == 0) hear_from_peers(group, Op::kAllGatherGemm, entry.epoch);
+    if (block == 0) hear_from_peers(group, Op::kAllGatherGemm, epoch);
   }
-  leave_epoch(group, entry.epoch);
+  leave_epoch(group, epoch);
 }
 
 }  // namespace interlace

@@ -212,7 +212,7 @@ void test_a_straggler(uint64_t seed) {
 
 int main(int argc, char** argv) {
   using namespace interlace::emu;
-  const int seeds = seeds_from(argc, argv, 4);
+  const int seeds = seeds_from(argc, argv, 8);
   for (int seed = 1; seed <= seeds; ++seed) {
     test_shapes_and_worlds(seed);
     test_long_rows(seed);

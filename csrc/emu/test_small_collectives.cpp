@@ -206,6 +206,28 @@ void test_idle_blocks_do_not_fall_behind(uint64_t seed) {
   }
 }
 
+// Rank 1 never comes: rank 0 leaves with a record, neither reduces nor publishes, and closes both epochs; the next launch
+// leaves at once.
+void test_a_missing_rank_ends_the_call(uint64_t seed) {
+  World world(seed);
+  EmulatedGroup group(2, 1024, 6, /*timeout_seconds=*/0.02);
+  Array<float> input(40, 0, [](int64_t) { return 1.0f; }), out(40, 0);
+  const AllReduceArguments arguments{{input.data()}, {out.data()}, 40};
+  Device device(world, 0, {2, 8});
+  for (const uint32_t epoch : {8u, 10u}) {
+    device.launch([&] { two_shot_all_reduce_kernel<float, 2>(group.as_seen_by(0), arguments); });
+    require_finished(world);
+    require(group.control(0).epoch == epoch, "the epochs are not closed");
+  }
+  const DeviceFailure& failure = group.page(0).failure;
+  require(failure.state == static_cast<uint32_t>(FailureState::kTimedOut) && failure.peer == 1 &&
+              failure.want == 7 && failure.seen == 6,
+          "the record does not name the wait");
+  require(group.control(1).abort == 1, "the peer was not told");
+  require(group.control(1).arrivals[0][0] == 7, "signalled after the wait was cut short");
+  out.expect("all_reduce without a peer", [](int64_t) { return 77.0f; });
+}
+
 // A copy (here: the test's own stores) into the peer's half, then its signal, beside a reader that waits for it.
 void test_publish_chunk(uint64_t seed) {
   constexpr int64_t kChunk = 5;
@@ -238,7 +260,7 @@ void test_publish_chunk(uint64_t seed) {
 
 int main(int argc, char** argv) {
   using namespace interlace::emu;
-  const int seeds = seeds_from(argc, argv, 4);
+  const int seeds = seeds_from(argc, argv, 8);
   for (int seed = 1; seed <= seeds; ++seed) {
     for (int world_size : {1, 2, 3, 4}) {
       const Delay delay{seed % world_size, static_cast<uint64_t>(97 * seed)};
@@ -248,6 +270,7 @@ int main(int argc, char** argv) {
     if (seed % 4 == 1) run_mixed(seed, 8, {1, 8}, 0, {});
     test_a_straggler_and_a_wrap(seed);
     test_idle_blocks_do_not_fall_behind(seed);
+    test_a_missing_rank_ends_the_call(seed);
     test_publish_chunk(seed);
   }
   std::printf("small_collectives: %d seeds ok\n", seeds);

@@ -89,6 +89,13 @@ MUTANTS = (
         program=NORM,
     ),
     Mutant(
+        "share_reaches_into_the_next_row",
+        f"{KERNELS}/two_shot_all_reduce_norm.cuh",
+        "i < own_share;",
+        "i < share;",
+        program=NORM,
+    ),
+    Mutant(
         "no_sync_before_the_partial_sums_are_read",
         f"{KERNELS}/row_norm.cuh",
         "    ptx::bar_sync(1 + number, threads);\n",

@@ -18,6 +18,8 @@ two_shot_all_reduce_norm_kernel(INTERLACE_PARAMETER SymmetricGroup group,
   const int rank = own_rank(group), played = rank - group.first_rank;
   const int64_t rows = arguments.rows.total(), columns = arguments.columns;
   const int64_t share = share_of(columns, sizeof(T), group.world_size), padded = group.world_size * share;
+  const int64_t packs = packs_of(columns, sizeof(T));  // the last share may end before, or be empty
+  const int64_t own_share = packs - rank * share < share ? packs - rank * share : share;
   const Team team(rows);
 
   const Entry entry = enter_epoch(group, Op::kAllReduce);
@@ -29,7 +31,9 @@ two_shot_all_reduce_norm_kernel(INTERLACE_PARAMETER SymmetricGroup group,
       const Row<const T, kAligned> input(static_cast<const T*>(arguments.inputs[played]), row, columns);
       copy_for_owners<Link::kRanks, T>(
           team.stripe, share, rank, group.world_size,
-          [&](int owner, int64_t i) { return input.load(owner * share + i); },
+          [&](int owner, int64_t i) {
+            return owner * share + i < packs ? input.load(owner * share + i) : Words<T>{};
+          },
           [&](int owner, int64_t i, const Words<T>& pack) { wire.show(owner, row * share + i, pack); });
     }
     open = meet_peers(group, Op::kAllReduce, reduce);
@@ -38,7 +42,7 @@ two_shot_all_reduce_norm_kernel(INTERLACE_PARAMETER SymmetricGroup group,
     wire.acquire();
     for (int64_t row = team.first; row < rows; row += team.stride) {
       const Addends<T, kAligned> addends(arguments, played, row);
-      for (int64_t i = team.stripe.first; i < share; i += team.stripe.stride) {
+      for (int64_t i = team.stripe.first; i < own_share; i += team.stripe.stride) {
         Totals<T> totals;
         wire.sum(row * share + i, totals);
         wire.publish(row * padded + rank * share + i, addends.add_to(totals, rank * share + i), gather);

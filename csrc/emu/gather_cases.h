@@ -13,6 +13,7 @@ struct Call {
   bool bias = false;
   bool gathered = false;
   bool aligned = false;
+  bool row_wise = true;  // fp8: a scale per row and column, or one per rank and weight
 };
 
 struct Case {
@@ -44,6 +45,14 @@ template <class Mainloop> struct Operands {
   std::vector<std::vector<float>> weight_scale;
 
   static float scale(int matrix, int64_t place) { return (matrix + place) % 2 == 0 ? 1.0f : 2.0f; }
+  float scale_of_row(int64_t row) const {
+    int owner = 0;
+    while (row >= shards.begin(owner) + shards.rows(owner)) ++owner;
+    return scale(kScales + number, call.row_wise ? row : owner);
+  }
+  float scale_of_column(size_t p, int64_t column) const {
+    return scale(weight_name(p), call.row_wise ? column : 0);
+  }
 
   Operands(const Call& of, int by, int nth) : call(of), rank(by), number(nth) {
     shards = shards_of(call.rows.data(), static_cast<int>(call.rows.size()));
@@ -53,14 +62,14 @@ template <class Mainloop> struct Operands {
     x.fill(number, shards.begin(rank));
     gathered = {shards.total(), call.depth, call.depth + gap, shift};
     for (int64_t row = 0; row < call.rows[rank]; ++row)
-      x_scale.push_back(scale(kScales + number, shards.begin(rank) + row));
+      x_scale.push_back(scale_of_row(shards.begin(rank) + row));
     for (size_t p = 0; p < call.columns.size(); ++p) {
       const int64_t columns = call.columns[p];
       weights.emplace_back(columns, call.depth, stride, shift).fill(weight_name(p));
       biases.emplace_back(1, columns, columns, shift).fill(weight_name(p) + 1);
       outs.emplace_back(shards.total(), columns, columns + gap, shift);
       std::vector<float>& scales = weight_scale.emplace_back();
-      for (int64_t column = 0; column < columns; ++column) scales.push_back(scale(weight_name(p), column));
+      for (int64_t column = 0; column < columns; ++column) scales.push_back(scale_of_column(p, column));
     }
   }
   int weight_name(size_t p) const { return 1000 * (rank + 1) + 10 * number + 2 * static_cast<int>(p); }
@@ -72,7 +81,7 @@ template <class Mainloop> struct Operands {
     arguments.rows = call.rows[rank];
     arguments.count = static_cast<int32_t>(call.columns.size());
     if (kFloat8) arguments.x_scale = x_scale.data();
-    arguments.row_wise = kFloat8;
+    arguments.row_wise = kFloat8 && call.row_wise;
     for (size_t p = 0; p < call.columns.size(); ++p) {
       arguments.products[p] = {weights[p].data(),
                                call.columns[p],
@@ -93,7 +102,7 @@ template <class Mainloop> struct Operands {
           float want = 0;
           for (int64_t k = 0; k < call.depth; ++k)
             want += small_integer(number, row, k) * small_integer(weight_name(p), column, k);
-          if (kFloat8) want *= scale(kScales + number, row) * scale(weight_name(p), column);
+          if (kFloat8) want *= scale_of_row(row) * scale_of_column(p, column);
           if (call.bias) want += small_integer(weight_name(p) + 1, 0, column);
           require_equal(to_float(outs[p].at(row, column)), want, place("out", rank, number, row, column));
         }

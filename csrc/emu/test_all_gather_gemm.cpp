@@ -43,7 +43,9 @@ void test_eight_ranks(uint64_t seed) {
 
 void test_scales_travel_with_the_rows(uint64_t seed) {
   run<Fp8>({.calls = {{.rows = {9, 4}, .columns = {10}, .depth = 21, .bias = true, .gathered = true}}}, seed);
-  run<Fp8>({.calls = {{.rows = {5, 0, 18}, .columns = {8, 3}, .depth = 32, .aligned = true}}}, seed);
+  run<Fp8>({.calls = {{.rows = {5, 0, 18}, .columns = {8, 3}, .depth = 32, .aligned = true},
+                      {.rows = {4, 9, 1}, .columns = {9}, .depth = 16, .row_wise = false}}},
+           seed);
 }
 
 // Only the two halves keep a fast rank from overwriting what a slow one still reads; only the signal of a rank without

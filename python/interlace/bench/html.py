@@ -169,11 +169,11 @@ def _facts(report: Report) -> str:
     overlap = sorted(row.overlap_efficiency for row in rows if row.overlap_efficiency is not None)
     found: list[tuple[str, str]] = []
     if gains:
-        found.append((f"{geometric_mean(gains):.2f} x", "of the baseline's speed, geometric mean"))
-        found.append((f"{min(gains):.2f} to {max(gains):.2f} x", "worst and best case"))
+        found.append((f"{_times(geometric_mean(gains))} x", "of the baseline's speed, geometric mean"))
+        found.append((f"{_times(min(gains))} to {_times(max(gains))} x", "worst and best case"))
     peers = [row.peer_speedup for row in rows if row.peer_speedup]
     if peers:
-        found.append((f"{geometric_mean(peers):.2f} x", "of the best peer's speed, geometric mean"))
+        found.append((f"{_times(geometric_mean(peers))} x", "of the best peer's speed, geometric mean"))
     if overlap:
         found.append((f"{max(0.0, overlap[len(overlap) // 2]):.0%}", "of the collective hidden, median"))
     if rows:
@@ -181,6 +181,13 @@ def _facts(report: Report) -> str:
         found.append((f"{len(rows) - wrong} of {len(rows)}", "cases with right results"))
     cells = "".join(f"<div><b>{escape(value)}</b>{escape(name)}</div>" for value, name in found)
     return f'<div class="facts">{cells}</div>' if cells else ""
+
+
+def _times(ratio: float | None) -> str:
+    """Three digits of a ratio."""
+    if ratio is None:
+        return "-"
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:.0f}"
 
 
 def _bars(groups: Sequence[BarGroup]) -> str:

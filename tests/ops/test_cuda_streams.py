@@ -1,15 +1,20 @@
-"""Weight gradients beside collectives: the order of streams and events, by stand-ins that write down what is asked."""
+"""Backward on CUDA: weight gradients beside collectives, by stand-ins that write down what is asked; the backend."""
 
 from __future__ import annotations
 
+import threading
+import types
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
+import interlace
 from interlace.functional import _side
+from interlace.functional._autograd import goes_as_forward, remember_backend
 from interlace.functional._side import Beside
+from interlace.paths import chosen_backend
 
 DEVICE = torch.device("cuda", 0)
 
@@ -95,3 +100,24 @@ def test_streams_are_left_alone_where_there_are_none_or_gradients_are_recorded(l
     with torch.enable_grad():
         assert Beside(Memory("grad", log)).run(lambda: torch.ones(4), []).shape == (4,)  # type: ignore[arg-type]
     assert log == []
+
+
+def test_a_backward_on_another_thread_goes_as_its_forward_on_cuda_tensors(log: list[str]) -> None:
+    """Catches `interlace.backend("fused")` that holds for the forward alone, and one that leaks into the engine."""
+    context = types.SimpleNamespace()
+    with interlace.backend("decomposed"):
+        remember_backend(context, Memory("x", log))  # type: ignore[arg-type]
+    seen: list[str] = []
+    backward = goes_as_forward(lambda ctx: seen.append(chosen_backend()))
+
+    def engine() -> None:
+        backward(context)
+        seen.append(chosen_backend())
+        backward(types.SimpleNamespace())  # of a CPU tensor: nothing was remembered
+
+    thread = threading.Thread(target=engine)
+    thread.start()
+    thread.join()
+    assert seen == ["decomposed", "auto", "auto"]
+    remember_backend(on_cpu := types.SimpleNamespace(), torch.ones(1))
+    assert not vars(on_cpu)

@@ -6,6 +6,7 @@ selective checkpointing and profilers see `interlace::gemm_all_reduce` and nothi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +15,18 @@ from torch import _C, Tensor
 
 from ..errors import translated
 from ..ops import routed
+from ..paths import backend, chosen_backend
 
-__all__ = ["below_autograd", "call", "is_recorded", "register", "requires_grad", "will_need"]
+__all__ = [
+    "below_autograd",
+    "call",
+    "goes_as_forward",
+    "is_recorded",
+    "register",
+    "remember_backend",
+    "requires_grad",
+    "will_need",
+]
 
 _LIB = torch.library.Library("interlace", "IMPL")
 
@@ -50,6 +61,26 @@ def requires_grad(*tensors: Tensor | None) -> bool:
 def is_recorded() -> bool:
     """Within a backward: is it recorded too (create_graph), for gradients of gradients? Never while tracing."""
     return torch.is_grad_enabled() and not torch.compiler.is_compiling()
+
+
+def remember_backend(ctx: Any, x: Tensor) -> None:
+    """In a forward: backward of CUDA tensors runs on a thread of the engine; `interlace.backend` is unknown there."""
+    if x.is_cuda:
+        ctx.backend = chosen_backend()
+
+
+def goes_as_forward(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward whose ops go the way that `interlace.backend` said at the forward, when that was remembered."""
+
+    @functools.wraps(backward)
+    def wrapped(ctx: Any, *grads: Any) -> Any:
+        choice = getattr(ctx, "backend", None)
+        if choice is None or choice == chosen_backend():
+            return backward(ctx, *grads)
+        with backend(choice):
+            return backward(ctx, *grads)
+
+    return wrapped
 
 
 def register(name: str, kernel: Callable[..., Any]) -> None:

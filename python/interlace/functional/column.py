@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from ..ops import OPS
-from ._autograd import below_autograd, is_recorded, register, requires_grad, will_need
+from ._autograd import (
+    below_autograd,
+    goes_as_forward,
+    is_recorded,
+    register,
+    remember_backend,
+    requires_grad,
+    will_need,
+)
 from ._side import Beside
 from ._weights import plain_weights
 from .regions import as_copied, summed
@@ -103,10 +111,12 @@ class _AllGatherGemm(torch.autograd.Function):
         # without the total, shards may be of any length: backward's op exchanges them, no rank may guess
         ctx.length = x.shape[gather_dim] if gather_size is None else None
         ctx.has_bias = [b is not None for b in biases]
+        remember_backend(ctx, x)
         ctx.save_for_backward(gathered if return_gathered else x, *weights)
         return gathered, *outs
 
     @staticmethod
+    @goes_as_forward
     def backward(ctx: Any, grad_gathered: Tensor | None, *grads: Tensor | None):
         x, *weights = ctx.saved_tensors
         gather_dim, group_name, return_gathered, gather_size = ctx.options
@@ -174,10 +184,12 @@ class _ColumnGemm(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.group_name, ctx.packed_rows = group_name, packed_rows
         ctx.has_bias = [b is not None for b in biases]
+        remember_backend(ctx, x)
         ctx.save_for_backward(x, *weights)
         return tuple(outs)
 
     @staticmethod
+    @goes_as_forward
     def backward(ctx: Any, *grads: Tensor | None):
         x, *weights = ctx.saved_tensors
         n = len(weights)

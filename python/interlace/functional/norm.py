@@ -12,7 +12,15 @@ from torch.autograd.function import once_differentiable
 from .. import reference
 from ..groups import Group, GroupInfo, resolve
 from ..ops import OPS
-from ._autograd import below_autograd, call, register, requires_grad, will_need
+from ._autograd import (
+    below_autograd,
+    call,
+    goes_as_forward,
+    register,
+    remember_backend,
+    requires_grad,
+    will_need,
+)
 from ._check import autocast, check_dim, check_product, refuse
 from ._weights import op_weights
 from .column import bias_gradient, weight_gradient
@@ -59,11 +67,13 @@ class _GemmAllReduceNorm(torch.autograd.Function):
         )  # fmt: skip
         ctx.set_materialize_grads(False)
         ctx.eps, ctx.has = eps, (bias is not None, residual is not None)
+        remember_backend(ctx, x)
         ctx.save_for_backward(x, weight, norm_weight, total)
         return normalised, total
 
     @staticmethod
     @once_differentiable
+    @goes_as_forward
     def backward(ctx: Any, grad_normalised: Tensor | None, grad_total: Tensor | None):
         x, weight, norm_weight, total = ctx.saved_tensors
         needs = will_need(ctx, [x, weight, *_given(weight, ctx.has), norm_weight])
@@ -106,11 +116,13 @@ class _GemmReduceScatterNorm(torch.autograd.Function):
         )  # fmt: skip
         ctx.set_materialize_grads(False)
         ctx.options, ctx.has = options, (bias is not None, residual is not None)
+        remember_backend(ctx, x)
         ctx.save_for_backward(x, weight, norm_weight, total)
         return normalised, total
 
     @staticmethod
     @once_differentiable
+    @goes_as_forward
     def backward(ctx: Any, grad_normalised: Tensor | None, grad_total: Tensor | None):
         x, weight, norm_weight, total = ctx.saved_tensors
         eps, scatter_dim, group_name, length = ctx.options

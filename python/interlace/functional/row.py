@@ -8,7 +8,15 @@ import torch
 from torch import Tensor
 
 from ..ops import OPS
-from ._autograd import below_autograd, is_recorded, register, requires_grad, will_need
+from ._autograd import (
+    below_autograd,
+    goes_as_forward,
+    is_recorded,
+    register,
+    remember_backend,
+    requires_grad,
+    will_need,
+)
 from ._weights import plain_weights
 from .column import bias_gradient, weight_gradient
 from .regions import as_copied, summed
@@ -25,10 +33,12 @@ class _GemmReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, keyset: Any, options: tuple, x: Tensor, weight: Tensor, bias: Tensor | None):
         ctx.options, ctx.has_bias = options, bias is not None
+        remember_backend(ctx, x)
         ctx.save_for_backward(x, weight)
         return below_autograd(OPS.gemm_reduce_scatter.default, keyset, options[1], x, weight, bias, *options)
 
     @staticmethod
+    @goes_as_forward
     def backward(ctx: Any, grad_out: Tensor):
         x, weight = ctx.saved_tensors
         scatter_dim, group_name, packed_rows, length = ctx.options
@@ -83,12 +93,14 @@ class _GemmAllReduce(torch.autograd.Function):
         bias: Tensor | None,
     ):
         ctx.group_name, ctx.packed_rows, ctx.has_bias = group_name, packed_rows, bias is not None
+        remember_backend(ctx, x)
         ctx.save_for_backward(x, weight)
         return below_autograd(
             OPS.gemm_all_reduce.default, keyset, group_name, x, weight, bias, group_name, packed_rows
         )
 
     @staticmethod
+    @goes_as_forward
     def backward(ctx: Any, grad_out: Tensor):
         x, weight = ctx.saved_tensors
         need_x, need_weight, need_bias = will_need(ctx, [x, weight, weight if ctx.has_bias else None])

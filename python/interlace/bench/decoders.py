@@ -135,17 +135,18 @@ def split_by_torch(model: nn.Module, group: dist.ProcessGroup | None = None) -> 
     return parallelize_module(model, mesh, plan)
 
 
-def split_by_plan(model: nn.Module) -> nn.Module | str:
+def split_by_plan(model: nn.Module, scratch: str | None = None) -> nn.Module | str:
     """The model as `from_pretrained(.., tp_plan="auto")` of transformers splits it on gloo, or why that cannot be.
 
-    Collective. The weights travel through a folder that rank 0 writes.
+    Collective. The weights travel through a folder that rank 0 writes into `scratch`, which belongs to whoever started
+    the ranks: it is cleared even when they are ended.
     """
     config: Any = model.config
     size = dist.get_world_size()
     if config.num_attention_heads % size or config.num_key_value_heads % size:
         return f"{config.num_key_value_heads} key/value heads do not divide by {size}"
     names: list[str | None] = [None]
-    with tempfile.TemporaryDirectory(prefix="interlace-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="interlace-bench-", dir=scratch) as folder:
         if dist.get_rank() == 0:
             names = [folder]
             _quiet(lambda: model.save_pretrained(folder))  # type: ignore[operator]

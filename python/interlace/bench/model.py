@@ -231,7 +231,8 @@ def trained(session: Session, case: ModelCase, weights: Weights) -> Trained:
 def peers_of(session: Session, whole: nn.Module, *, trained: bool) -> dict[str, nn.Module]:
     """The model as torch and as transformers split it; the report says who is absent and why."""
     found = {"parallelize_module": split_by_torch(clone(whole, trained=trained))}
-    planned = split_by_plan(whole)
+    journal = session.settings.get("journal")
+    planned = split_by_plan(whole, str(journal) if journal else None)
     if isinstance(planned, str):
         said = {"name": "tp_plan", "version": None, "absent": planned}
     else:

@@ -86,7 +86,7 @@ def fused_gather(
     workspace = device.workspace(place.group_name, x.device, half)
     _kernels()._device_all_gather_gemm(
         x, matrices, added, x_scale, scales, gathered, written, list(rows), *workspace.tail,
-        launch.tile_columns, launch.blocks, max(launch.comm_blocks, int(want_gathered)),
+        launch.tile_columns, launch.blocks, launch.comm_blocks,
     )  # fmt: skip
     return gathered, outs
 
@@ -105,8 +105,8 @@ def _zeros(like: Tensor, rows: int, columns: int) -> Tensor:
     return torch.zeros((rows, nbytes), dtype=torch.uint8, device=like.device).view(like.dtype)
 
 
-def _through_switch(place: Place) -> bool:
-    """Whether fused sums go through the switch: the kernels with the Hopper mainloop know how."""
+def _has_switch_sums(place: Place) -> bool:
+    """Whether fused sums can go through the switch: only the kernels with the Hopper mainloop know how."""
     state = known(place.group_name)
     return state is not None and state.hardware.multicast and state.hardware.mainloop == "sm_90a"
 
@@ -123,12 +123,17 @@ def fused_reduce(
     columns, total = weights[0].shape[0], xs[0].shape[0]
     sums = xs[0].new_empty((total if rows is None else rows[place.rank], columns), dtype=out_dtype)
     normalised = None if epilogue.norm_weight is None else torch.empty_like(sums)
-    multicast = _through_switch(place)
-    half = _kernels()._device_half_bytes_gemm_reduce(
-        [total] if rows is None else list(rows), place.world_size, rows is not None, columns,
-        sums.element_size(), launch.float32_wire, multicast,
-    )  # fmt: skip
+    switch = _has_switch_sums(place)
+    shares = [total] if rows is None else list(rows)
+    # whether the memory has a multicast address shows once it is there: room for both ways
+    half = max(
+        _kernels()._device_half_bytes_gemm_reduce(
+            shares, place.world_size, rows is not None, columns, sums.element_size(), launch.float32_wire, way
+        )
+        for way in {False, switch}
+    )
     workspace = device.workspace(place.group_name, sums.device, half)
+    multicast = switch and workspace.multicast != 0
     head = (
         xs, matrices, epilogue.bias, epilogue.residual, epilogue.norm_weight, epilogue.eps, x_scale,
         [] if weight_scale is None else [weight_scale], sums, normalised,
@@ -157,7 +162,7 @@ def all_reduce(
     workspace = device.workspace(place.group_name, partial.device, half)
     options = [launch.blocks]
     if algorithm == "two_shot":
-        options.append(device.multicast(place.group_name, partial.device))
+        options.append(workspace.multicast != 0)
     if epilogue.is_empty:
         kernel = getattr(_kernels(), f"_device_{algorithm}_all_reduce")
         kernel([partial], [sums], *workspace.tail, *options)
@@ -180,7 +185,7 @@ def reduce_scatter(
         max(rows), partial.shape[1], partial.element_size(), place.world_size
     )
     workspace = device.workspace(place.group_name, partial.device, half)
-    multicast = device.multicast(place.group_name, partial.device)
+    multicast = workspace.multicast != 0
     if epilogue.is_empty:
         _kernels()._device_reduce_scatter(
             partial, sums, list(rows), *workspace.tail, launch.blocks, multicast
@@ -200,6 +205,6 @@ def all_gather(x: Tensor, rows: Sequence[int], place: Place, launch: Launch) -> 
     out = x.new_empty((sum(rows), x.shape[1]))
     half = _kernels()._device_half_bytes_slots(max(rows), x.shape[1], x.element_size(), place.world_size)
     workspace = device.workspace(place.group_name, x.device, half)
-    multicast = device.multicast(place.group_name, x.device)
+    multicast = workspace.multicast != 0
     _kernels()._device_all_gather(x, out, list(rows), *workspace.tail, launch.blocks, multicast)
     return out

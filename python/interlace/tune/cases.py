@@ -26,7 +26,7 @@ OPS = (
     "gemm_reduce_scatter_norm",
     "gemm_all_reduce_norm",
 )
-COMM_BLOCKS = (4, 8, 16)
+COMM_BLOCKS = (0, 4, 8, 16)
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,12 @@ const struct {
     {"column_gemm",
      "(Tensor x, Tensor[] weights, Tensor?[] biases, str group_name, SymInt[] packed_rows=[]) -> Tensor[]"},
     {"gemm_all_reduce_norm",
-     "(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor norm_weight, float eps, str group_name) "
+     "(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor norm_weight, float eps, str "
+     "group_name) "
      "-> (Tensor, Tensor)"},
     {"gemm_reduce_scatter_norm",
-     "(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor norm_weight, float eps, int scatter_dim, "
+     "(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor norm_weight, float eps, int "
+     "scatter_dim, "
      "str group_name, SymInt? length=None) -> (Tensor, Tensor)"},
     {"all_gather_gemm_scaled",
      "(Tensor x_shard, Tensor x_scale, Tensor[] weights, Tensor[] weight_scales, Tensor?[] biases, "

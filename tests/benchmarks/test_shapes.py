@@ -58,3 +58,17 @@ def test_a_name_of_the_planner_is_a_set_and_another_is_refused_with_all_names():
     assert shapes("smollm2-135m", 3)["qkv"] == ((3 + 2) * 64, 576)
     with pytest.raises(ValueError, match="llama70b, llama405b, qwen, deepseek, mixtral"):
         products_of({"shapes": ("gpt",)}, 2)
+
+
+def test_options_of_shapes_hold_for_the_sets_of_the_cpu_too():
+    """Catches --rows, --phase and --tp that are passed over where no model is named."""
+    found = products_of({"quick": True, "rows": "1,48"}, 2)
+    assert [(p.op, p.m) for p in found if p.op != "all_gather_gemm"] == [
+        ("gemm_all_reduce", 1),
+        ("gemm_all_reduce", 48),
+        ("gemm_reduce_scatter", 48),
+    ]
+    assert {p.m for p in products_of({"phase": "decode"}, 2)} == {1, 16, 64}
+    assert min(p.m for p in products_of({"phase": "prefill"}, 2)) == 128
+    with pytest.raises(ValueError, match="--tp 4 splits the matrices of a model"):
+        products_of({"tp": 4}, 2)

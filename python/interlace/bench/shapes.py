@@ -121,11 +121,32 @@ def products_of(settings: Mapping[str, Any], world_size: int) -> list[Product]:
     found: list[Product] = []
     for name in names:
         if name in ("cpu", "quick"):
-            table = CPU if name == "cpu" else QUICK
-            found += [Product(op, name, *shape) for op, shapes in table.items() for shape in shapes]
+            found += _of_table(name, settings, world_size)
         else:
             found += _of_model(name, int(settings.get("tp") or world_size), rows_of(settings))
     return found
+
+
+def _of_table(name: str, settings: Mapping[str, Any], world_size: int) -> list[Product]:
+    """The products of "cpu" or "quick", whose N and K are those of two ranks. ValueError for --tp."""
+    if settings.get("tp"):
+        raise ValueError(
+            f"bench: --tp {settings['tp']} splits the matrices of a model, and the sizes of the set {name!r} are "
+            "fixed; add --shapes llama8b, or leave --tp out"
+        )
+    table = CPU if name == "cpu" else QUICK
+    found = [Product(op, name, *shape) for op, shapes in table.items() for shape in shapes]
+    if settings.get("rows"):
+        kinds = dict.fromkeys((product.op, product.n, product.k) for product in found)
+        rows = rows_of(settings)
+        return [
+            Product(op, name, m, n, k)
+            for op, n, k in kinds
+            for m in rows
+            if op != "gemm_reduce_scatter" or m >= world_size
+        ]
+    phase = settings.get("phase", "both")
+    return [p for p in found if phase == "both" or (p.m <= DECODE[-1]) == (phase == "decode")]
 
 
 def architecture_of(name: str) -> Architecture:

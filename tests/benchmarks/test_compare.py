@@ -83,6 +83,30 @@ def test_a_wrong_row_fails_and_another_machine_is_said():
     assert not skipped.failed(0.05)
 
 
+def test_a_speedup_varies_with_both_of_its_times():
+    """Catches a regression of the speedup that is nothing but a baseline whose ranks slept."""
+    quiet, restless = (row(1.0, speedup=s, baseline_us=10.0, baseline_p20_us=6.0) for s in (4.0, 2.5))
+    found = compare([report(quiet)], [report(restless)], "speedup")
+    assert found.changes[0].noise > 0.6
+    assert not found.failed(0.05)
+    assert compare([report(quiet)], [report(restless)]).changes[0].noise < 0.02
+
+
+def test_a_row_that_lost_its_number_is_named(tmp_path: Path):
+    """Catches a case that is skipped from now on, or results of other cases, passing as "nothing is slower"."""
+    files = [tmp_path / f"{name}.json" for name in "abc"]
+    for file, found in zip(
+        files, (row(100.0), row(0.0, fused_us=None, skipped="too big"), row(1.0, bytes=8)), strict=True
+    ):
+        file.write_text(report(found).to_json())
+    lost = CliRunner().invoke(bench, ["compare", str(files[0]), str(files[1])])
+    assert "not measured after: collective: all_reduce bytes=4,096" in lost.output
+    assert "(too big)" in lost.output
+    other = CliRunner().invoke(bench, ["compare", str(files[0]), str(files[2])])
+    assert other.exit_code == 2
+    assert "no measured row in common" in other.output
+
+
 def test_the_command_exits_with_one_beyond_the_threshold(tmp_path: Path):
     """Catches a watch that prints SLOWER and lets the build pass."""
     before, after = tmp_path / "a.json", tmp_path / "b.json"

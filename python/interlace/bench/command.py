@@ -181,6 +181,10 @@ def compare(before: str, after: str, threshold: float, metric: str, everything: 
     from .difference import lines
 
     found = compare_reports(read_reports(before), read_reports(after), metric)
+    if not found.changes and not found.unmeasured and not found.wrong:
+        raise ValueError(
+            f"bench compare: {before} and {after} have no measured row in common; measure the same cases twice"
+        )
     for text in lines(found, threshold / 100, everything):
         click.echo(text)
     if found.failed(threshold / 100):

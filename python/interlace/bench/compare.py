@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,12 +39,16 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows of both: changed ones, those that one side alone has, those whose result is wrong after."""
+    """All rows of both: changed ones, those that one side alone has, those whose result is wrong after.
+
+    unmeasured: rows that had the figure before and lack it after, with the reason where there is one.
+    """
 
     changes: tuple[Change, ...]
     gone: tuple[str, ...]
     new: tuple[str, ...]
     wrong: tuple[str, ...]
+    unmeasured: tuple[str, ...]
     warnings: tuple[str, ...]
 
     def failed(self, threshold: float) -> bool:
@@ -72,7 +76,7 @@ def read_reports(path: str | Path) -> list[Report]:
 def compare(before: Sequence[Report], after: Sequence[Report], metric: str = "time") -> Comparison:
     """Rows are matched by benchmark and key. metric: "time", or "speedup", which two machines share more of.
 
-    Rows without that figure (skipped, no baseline) take no part. ValueError for another metric.
+    Rows that never had that figure (skipped, no baseline) take no part. ValueError for another metric.
     """
     if metric not in METRICS:
         raise ValueError(f"bench compare: metric {metric!r}; expected one of {', '.join(METRICS)}")
@@ -84,6 +88,7 @@ def compare(before: Sequence[Report], after: Sequence[Report], metric: str = "ti
         gone=tuple(f"{key[0]}: {row.name}" for key, row in one.items() if key not in other),
         new=tuple(f"{key[0]}: {row.name}" for key, row in other.items() if key not in one),
         wrong=tuple(f"{key[0]}: {row.name}" for key, row in other.items() if not row.correct),
+        unmeasured=tuple(_lost(shared, one, other, METRICS[metric])),
         warnings=tuple(_differences(before, after, metric)),
     )
 
@@ -97,13 +102,26 @@ def _change(benchmark: str, before: Row, after: Row, field: str) -> Change | Non
     if not old or not new:
         return None
     ratio = new / old if field == "fused_us" else old / new
-    return Change(benchmark, before, after, ratio, (_noise(before) ** 2 + _noise(after) ** 2) ** 0.5)
+    noises = (_noise(before, field), _noise(after, field))
+    return Change(benchmark, before, after, ratio, sum(noise**2 for noise in noises) ** 0.5)
 
 
-def _noise(row: Row) -> float:
-    if row.fused_us is None or row.p20_us is None:
-        return 0.0
-    return spread(row.fused_us, row.p20_us)
+def _lost(
+    shared: Sequence[tuple[object, ...]],
+    before: Mapping[tuple[object, ...], Row],
+    after: Mapping[tuple[object, ...], Row],
+    field: str,
+) -> Iterator[str]:
+    for key in shared:
+        if getattr(before[key], field) and not getattr(after[key], field):
+            yield f"{key[0]}: {after[key].name} ({after[key].skipped or f'no {field}'})"
+
+
+def _noise(row: Row, field: str) -> float:
+    """Relative standard deviation of the figure: a speedup varies with both of its times."""
+    pairs = [(row.fused_us, row.p20_us)]
+    pairs += [(row.baseline_us, row.baseline_p20_us)] if field == "speedup" else []
+    return sum(spread(us, p20) ** 2 for us, p20 in pairs if us is not None and p20 is not None) ** 0.5
 
 
 def _differences(before: Sequence[Report], after: Sequence[Report], metric: str) -> list[str]:

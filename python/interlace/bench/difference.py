@@ -22,6 +22,7 @@ def lines(found: Comparison, threshold: float, everything: bool = False) -> Iter
         yield f"{_figures(change)}  {word}{change.benchmark}: {change.after.name}"
     yield from (f"only before: {name}" for name in found.gone)
     yield from (f"only after: {name}" for name in found.new)
+    yield from (f"not measured after: {name}" for name in found.unmeasured)
     yield from (f"WRONG after: {name}" for name in found.wrong)
     same = len(found.changes) - len(slower) - len(faster)
     yield (

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
 
 from .summary import percentile
 
-__all__ = ["Clock", "EventClock", "WallClock", "clock_for"]
+__all__ = ["Clock", "EventClock", "WallClock", "clock_for", "tick"]
 
 Call = Callable[[], object]
 EMPTY_CALLS = 2001  # a call of nothing takes 0.1 us: all of them less than a millisecond
@@ -39,11 +40,11 @@ class WallClock:
 
     @classmethod
     def calibrated(cls) -> WallClock:
-        """Times a call of nothing; the spread from the 20th to the 80th percentile is the residual."""
+        """Times a call of nothing; the spread from the 20th to the 80th percentile, or a tick, is the residual."""
         bare = cls()
         seconds = [bare.run(_nothing) for _ in range(EMPTY_CALLS)]
         middle = percentile(seconds, 0.5)
-        return cls(middle, percentile(seconds, 0.8) - percentile(seconds, 0.2))
+        return cls(middle, max(percentile(seconds, 0.8) - percentile(seconds, 0.2), tick(seconds)))
 
     def run(self, call: Call) -> float:
         begin = time.perf_counter()
@@ -72,6 +73,17 @@ class EventClock:
         begin, end = sample
         end.synchronize()
         return float(begin.elapsed_time(end)) * 1e-3
+
+
+def tick(seconds: Sequence[float]) -> float:
+    """The least by which two readings differ, seconds: most calls of nothing read alike where a clock is coarse.
+
+    Below the clock's own resolution two readings differ by the rounding of a difference of floats alone.
+    """
+    resolution = time.get_clock_info("perf_counter").resolution
+    distinct = sorted(set(seconds))
+    steps = [b - a for a, b in pairwise(distinct) if b - a > resolution / 2]
+    return min(steps, default=resolution)
 
 
 def clock_for(device: str) -> Clock:

@@ -211,6 +211,8 @@ class Session:
         of identity give. extra: what else stands there. identity: fields of Row."""
         found: dict[str, Any] = figures(timings)
         took = found["fused_us"]
+        if self.world_size == 1:
+            found["overlap_efficiency"] = None  # "collective" is a copy then, and there is nothing to hide
         found["extra"] |= extra or {}
         if flops:
             found["tflops"] = teraflops(flops, took)

@@ -32,3 +32,7 @@ def _leave_out_face() -> None:
     if spec is None:
         raise SystemExit("interlace is not installed in this environment: pip install .")
     sys.modules["interlace"] = importlib.util.module_from_spec(spec)
+
+
+if __name__ == "__main__":
+    main()

@@ -65,6 +65,8 @@ def check_group() -> None:
     refuses("is not aligned to 64", "_device_failure", lambda: OPS._device_failure(3))
     refuses("is not aligned to 64", "_device_request_abort", lambda: OPS._device_request_abort(0))
 
+    refuses("got 9 addresses", "_device_read_addresses", lambda: OPS._device_read_addresses(128, 9, 0))
+
     def barrier(text: str, ranks: int = 1, **change: Any) -> None:
         refuses(text, "_device_barrier", lambda: OPS._device_barrier(*tail(**change), ranks, 0))
 

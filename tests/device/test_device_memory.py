@@ -49,6 +49,9 @@ class FakeNative:
     def abort(self, tail: Tail, device: int) -> None:
         self.aborted.append(device)
 
+    def read_addresses(self, address: int, count: int, device: int) -> list[int]:
+        return list((ctypes.c_int64 * count).from_address(address))
+
 
 def record(page: HostPage, state: int) -> None:
     """What a kernel does when it leaves early."""
@@ -301,8 +304,11 @@ def test_virtual_ranks_refuse_other_worlds(world_size: int) -> None:
 class SharedHost(TorchMemory):
     """Symmetric memory as torch would report it, in host memory that no peer can reach."""
 
-    def __init__(self, rank: int, *, fails_on: int = -1, multicast: int = 1 << 20) -> None:
+    def __init__(
+        self, rank: int, *, fails_on: int = -1, multicast: int = 1 << 20, device_only: bool = False
+    ) -> None:
         self.rank, self.fails_on, self.multicast = rank, fails_on, multicast
+        self.device_only = device_only
         self.calls: list[str] = []
 
     def allocate(self, nbytes: int, device: int) -> torch.Tensor:
@@ -318,7 +324,13 @@ class SharedHost(TorchMemory):
         assert self.calls[-1] == "synchronize", "shared before the zeros were written"
         addresses: list[Any] = [None] * group.size()
         dist.all_gather_object(addresses, tensor.data_ptr(), group=group)
-        return SimpleNamespace(buffer_ptrs=addresses, multicast_ptr=self.multicast, offset=0)
+        self.table = (ctypes.c_int64 * len(addresses))(*addresses)
+        return SimpleNamespace(
+            buffer_ptrs=[] if self.device_only else addresses,
+            buffer_ptrs_dev=ctypes.addressof(self.table),
+            multicast_ptr=self.multicast,
+            offset=0,
+        )
 
     def synchronize(self, device: int) -> None:
         self.calls.append("synchronize")
@@ -336,6 +348,9 @@ def _open_with_peers(rank: int, world_size: int) -> None:
     assert (here.rank, here.world_size, here.half_bytes, here.multicast) == (rank, world_size, 4096, 1 << 20)
     assert len(here.segments) == world_size
     assert len(here.pages) == 1
+    # a back end that tells the addresses to the device only
+    memory = SharedHost(rank, device_only=True)
+    assert provider(memory).open(4096).workspace.segments == tuple(memory.table)
     # multicast that one rank lacks is used by none
     lame = provider(SharedHost(rank, multicast=0 if rank == 1 else 1 << 20)).open(4096)
     assert lame.workspace.multicast == 0

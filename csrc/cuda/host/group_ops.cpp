@@ -70,6 +70,18 @@ void device_barrier(INTERLACE_TAIL_PARAMETERS, int64_t ranks, int64_t device) {
   check_cuda(launch_barrier(group, static_cast<int>(ranks), current_stream(index)), "launch of barrier");
 }
 
+// `count` addresses that lie in device memory at `address`.
+Sizes device_read_addresses(int64_t address, int64_t count, int64_t device) {
+  check_value(address != 0 && count >= 1 && count <= kMaxRanks, "read_addresses: got ", count,
+              " addresses at ", address, "; expected 1 to ", kMaxRanks, " in device memory");
+  const torch::stable::accelerator::DeviceGuard guard(static_cast<int32_t>(device));
+  Sizes addresses(count);
+  check_cuda(cudaMemcpy(addresses.data(), reinterpret_cast<void*>(address), count * sizeof(int64_t),
+                        cudaMemcpyDeviceToHost),
+             "cudaMemcpy of addresses");
+  return addresses;
+}
+
 int64_t device_multiprocessors(int64_t device) { return multiprocessors(static_cast<int>(device)); }
 
 }  // namespace
@@ -83,6 +95,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(interlace, m) {
   m.def("_device_request_abort(int page) -> ()");
   m.def("_device_abort(" INTERLACE_TAIL_SCHEMA ", int device) -> ()");
   m.def("_device_barrier(" INTERLACE_TAIL_SCHEMA ", int ranks, int device) -> ()");
+  m.def("_device_read_addresses(int address, int count, int device) -> int[]");
   m.def("_device_multiprocessors(int device) -> int");
 }
 
@@ -94,5 +107,6 @@ STABLE_TORCH_LIBRARY_IMPL(interlace, CompositeExplicitAutograd, m) {
   m.impl("_device_request_abort", TORCH_BOX(&interlace::device_request_abort));
   m.impl("_device_abort", TORCH_BOX(&interlace::device_abort));
   m.impl("_device_barrier", TORCH_BOX(&interlace::device_barrier));
+  m.impl("_device_read_addresses", TORCH_BOX(&interlace::device_read_addresses));
   m.impl("_device_multiprocessors", TORCH_BOX(&interlace::device_multiprocessors));
 }

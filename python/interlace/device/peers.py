@@ -106,6 +106,13 @@ class TorchMemory:
 Torch = TorchMemory()
 
 
+def _multicast(handle: Any) -> int:
+    try:
+        return int(handle.multicast_ptr or 0)
+    except RuntimeError:  # a back end without the notion of it
+        return 0
+
+
 @dataclass
 class _PeerRegion:
     """One rendezvous: the tensor and torch's handle live as long as kernels may use them."""
@@ -144,9 +151,8 @@ class Peers:
         with agreed(self.group, name):
             handle = self.memory.rendezvous(tensor, self.group)
             offset = int(getattr(handle, "offset", 0))
-            bases = [int(base) for base in handle.buffer_ptrs]
-            addresses, added = segment_addresses(bases, offset, rank, tensor.data_ptr())
-            multicast = int(handle.multicast_ptr or 0)
+            addresses, added = segment_addresses(self._bases(handle), offset, rank, tensor.data_ptr())
+            multicast = _multicast(handle)
             page = HostPage(self.native, pinned=self.pinned)
             workspace = Workspace(
                 group_name=name,
@@ -165,6 +171,13 @@ class Peers:
         if not all(exchange(self.group, opened.workspace.multicast != 0)):
             opened.workspace = replace(opened.workspace, multicast=0)
         return opened
+
+    def _bases(self, handle: Any) -> list[int]:
+        """Every rank's address; a back end that tells them to the device only is read from there."""
+        bases = [int(base) for base in handle.buffer_ptrs]
+        if len(bases) == self.group.size() and all(bases):
+            return bases
+        return self.native.read_addresses(int(handle.buffer_ptrs_dev), self.group.size(), self.device)
 
     def agree(self, decision: Any) -> list[Any]:
         """Every rank's decision. This device is idle by then: memory may be unmapped when all have answered."""

@@ -36,6 +36,9 @@ class Native(Protocol):
     def abort(self, tail: Tail, device: int) -> None:
         """Set the abort word of every rank, by copies on a stream of their own."""
 
+    def read_addresses(self, address: int, count: int, device: int) -> list[int]:
+        """Addresses that lie in device memory."""
+
 
 class _DeviceOps:
     """Native, by the ops of interlace_cuda.so."""
@@ -56,6 +59,9 @@ class _DeviceOps:
 
     def abort(self, tail: Tail, device: int) -> None:
         torch.ops.interlace._device_abort(*tail, device)
+
+    def read_addresses(self, address: int, count: int, device: int) -> list[int]:
+        return list(torch.ops.interlace._device_read_addresses(address, count, device))
 
 
 device_ops: Native = _DeviceOps()

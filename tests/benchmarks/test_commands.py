@@ -183,6 +183,9 @@ def test_a_case_that_does_not_fit_is_a_row_with_its_reason(capfd: pytest.Capture
         (["gemm", "--shapes", "llama8b", "--rows", "1,x"], ["--rows 1,x", "1,16,128"]),
         (["collective", "--bytes", "big"], ["--bytes big"]),
         (["compare", "no-such.json", "b.json"], ["no-such.json"]),
+        (["collective", "--json", "."], ["--json . is a folder"]),
+        (["collective", "--html", f"{__file__}/page.html"], ["--html", "nothing can be written"]),
+        (["gemm", "--rows", "0"], ["--rows 0", "positive"]),
     ],
 )
 def test_a_mistake_is_one_line_before_any_rank_starts(arguments: list[str], said: list[str]):

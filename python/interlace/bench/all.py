@@ -15,7 +15,7 @@ __all__ = ["SUITE", "cases", "run"]
 SUITE: dict[str, dict[str, Any]] = {
     "collective": {"bytes": None},
     "gemm": {"shapes": (), "tp": None, "phase": "both", "rows": None},
-    "layer": {"shapes": (), "tp": None, "phase": "both", "rows": None},
+    "layer": {"shapes": (), "rows": None},
     "model": {"model": ()},
     "moe": {"shapes": (), "tokens": None},
     "scaling": {"worlds": None, "planner": None},

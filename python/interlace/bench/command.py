@@ -35,7 +35,9 @@ def bench() -> None:
 def measure(name: str, ranks: int, rank: int | None, settings: dict[str, Any], *, mpi: bool = False) -> None:
     """Start the subcommand's module on the ranks, after its cases were listed once here: mistakes cost no start."""
     from .launching import on_ranks
+    from .output import check
 
+    check(settings)
     module = importlib.import_module(f"interlace.bench.{name}")
     if settings["device"] not in getattr(module, "DEVICES", ("cpu", "cuda")):
         raise ValueError(f"bench: {name} is measured on CPUs only; leave --device out")
@@ -107,12 +109,15 @@ def attention(ranks: int, rank: int | None, **settings: Any) -> None:
     measure("attention", ranks, rank, settings)
 
 
-@subcommand(shape_options)
+@subcommand(
+    click.option("--shapes", multiple=True, metavar="NAME", help="A set of shapes; may be given again."),
+    click.option("--rows", metavar="N,N,..", help="Tokens instead of the set's."),
+)
 def layer(ranks: int, rank: int | None, **settings: Any) -> None:
     """The MLP and the attention block of a layer: forward, and a step of training.
 
     Against F.linear with torch's all-reduce, parallelize_module and the unsplit block. Sets of shapes: small, wide,
-    llama1b, llama8b, llama70b, llama405b, qwen; --rows are tokens. exposed is what a call takes beyond its compute.
+    llama1b, llama8b, llama70b, llama405b, qwen. exposed is what a call takes beyond its compute.
     """
     measure("layer", ranks, rank, settings)
 

@@ -92,5 +92,5 @@ def _leave_behind(reports: Sequence[Report], settings: Mapping[str, object], sta
             click.echo(f"{report.benchmark}: ended early, {len(report.rows)} rows are whole", err=to_stderr)
     try:
         output.write(reports, settings)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise click.ClickException(f"cannot write the results: {error}") from None

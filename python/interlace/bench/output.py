@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import json
 import os
@@ -17,6 +18,7 @@ from .row import SCHEMA, Report, Row
 __all__ = [
     "Column",
     "cells",
+    "check",
     "csv_text",
     "json_text",
     "line",
@@ -131,8 +133,27 @@ def replace_file(path: str | Path, content: str | bytes) -> None:
     os.replace(beside, target)
 
 
+def check(settings: Mapping[str, object]) -> None:
+    """ValueError for a file that could not be written later: minutes of measuring come before it."""
+    for option in ("json", "csv", "plot", "trace", "html", "out"):
+        path = settings.get(option)
+        if not path or (option == "json" and path == "-"):
+            continue
+        target = Path(str(path))
+        if option != "out" and target.is_dir():
+            raise ValueError(f"bench: --{option} {path} is a folder; name a file in it")
+        folder = target if option == "out" else target.parent
+        existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK):
+            raise ValueError(
+                f"bench: --{option} {path}: nothing can be written in {existing}; name another place"
+            )
+    if settings.get("plot") and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("bench: --plot needs matplotlib: pip install 'interlace[bench]'")
+
+
 def write(reports: Sequence[Report], settings: Mapping[str, object]) -> None:
-    """All files the settings ask for. OSError when one cannot be written."""
+    """All files the settings ask for. OSError when one cannot be written, ValueError for a plot of nothing."""
     if settings.get("json"):
         replace_file(str(settings["json"]), json_text(reports))
     if settings.get("csv"):
@@ -140,10 +161,6 @@ def write(reports: Sequence[Report], settings: Mapping[str, object]) -> None:
     if settings.get("out"):
         for report in reports:
             replace_file(Path(str(settings["out"])) / f"{report.benchmark}.json", report.to_json())
-    if settings.get("plot"):
-        from .plot import png
-
-        replace_file(str(settings["plot"]), png(reports))
     if settings.get("trace"):
         from .trace import text_of
 
@@ -152,3 +169,7 @@ def write(reports: Sequence[Report], settings: Mapping[str, object]) -> None:
         from .html import page
 
         replace_file(str(settings["html"]), page(reports))
+    if settings.get("plot"):  # last: it can find nothing to draw
+        from .plot import png
+
+        replace_file(str(settings["plot"]), png(reports))

@@ -113,11 +113,12 @@ INTERLACE_EMU_HIDDEN inline void Block::play() {
     progress = world_.progress();
     if (idle_rounds <= world_.idle_rounds()) {
       quiet_since = 0;
-    } else if (quiet_since == 0) {
-      quiet_since = nanoseconds_now();
-    } else if (nanoseconds_now() - quiet_since >= world_.patience_nanoseconds()) {
-      break;
+      continue;
     }
+    assume(scheduler_identity_);  // ThreadSanitizer sees the clock write to this stack
+    const uint64_t now = nanoseconds_now();
+    if (quiet_since == 0) quiet_since = now;
+    if (now - quiet_since >= world_.patience_nanoseconds()) break;
   }
   if (running_ == 0) {
     if (copies_.pending() > 0) misuse("end of the kernel: %u copies are still on the way", copies_.pending());

@@ -124,6 +124,8 @@ def cases(settings: Mapping[str, Any], world_size: int) -> list[AttentionCase]:
     """Every algorithm, layout and mask; quick: one layout each, causal, short."""
     size = size_of(settings)
     tokens = min(int(settings["tokens"]), {"quick": 512, "small": 2048}.get(size, 1 << 30))
+    step = 64 * world_size  # zigzag cuts a sequence, and each of its documents, into 2 parts a rank
+    tokens = max(step, tokens // step * step)
     heads, kv_heads = int(settings["heads"]), int(settings["kv_heads"])
     names = [*ALGORITHMS, *(["hierarchical"] if world_size == 4 else [])]
     quick = size == "quick"

@@ -116,20 +116,23 @@ def narrowed(sizes: Sizes, ways: int, dtype: torch.dtype) -> nn.Module:
 
 
 def split_by_torch(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
-    """What a user of torch writes: its styles on a mesh over gloo; attention only where the heads divide."""
+    """What a user of torch writes: its styles on a mesh over gloo; heads or widths that do not divide stay whole."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     own = dist.group.WORLD if group is None else group
     mesh, size = DeviceMesh.from_group(own, "cpu"), dist.get_world_size(own)
     config: Any = model.config
-    columns, rows = ["mlp.gate_proj", "mlp.up_proj"], ["mlp.down_proj"]
+    columns, rows = [], []
+    if config.intermediate_size % size == 0:
+        columns, rows = ["mlp.gate_proj", "mlp.up_proj"], ["mlp.down_proj"]
     if config.num_attention_heads % size == config.num_key_value_heads % size == 0:
         columns += ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
         rows += ["self_attn.o_proj"]
     plan = {f"model.layers.*.{name}": ColwiseParallel() for name in columns}
     plan |= {f"model.layers.*.{name}": RowwiseParallel() for name in rows}
-    if not config.tie_word_embeddings:  # it would untie them, and train another model
+    # tied ones it would untie, and train another model
+    if not config.tie_word_embeddings and config.vocab_size % size == 0:
         plan["model.embed_tokens"] = RowwiseParallel(input_layouts=Replicate())
         plan["lm_head"] = ColwiseParallel(output_layouts=Replicate())
     return parallelize_module(model, mesh, plan)

@@ -124,7 +124,7 @@ void test_a_missing_rank_ends_the_call(uint64_t seed) {
     const Call call{.rows = {6, 5}, .columns = 9, .scatter = scatter};
     const Case test{.calls = {call}};
     World world(seed, {}, 3'000'000);
-    EmulatedGroup group(2, largest_half<Bf16>(test), 6, asked ? 600 : 0.02);
+    EmulatedGroup group(2, largest_half<Bf16>(test), 6, asked ? 600 : 1);
     group.page(0).abort_request = asked;
     Operands<Bf16> operands(call, 0, 0);
     const GemmArguments arguments = operands.arguments();
@@ -135,8 +135,11 @@ void test_a_missing_rank_ends_the_call(uint64_t seed) {
     require_finished(world);
     const DeviceFailure& failure = group.page(0).failure;
     const auto want = static_cast<uint32_t>(asked ? FailureState::kAborted : FailureState::kTimedOut);
-    require(failure.state == want && failure.peer == 1 && failure.want == 7 && failure.seen == 6,
-            "the record is wrong");
+    // a request of the host may find a reducer that still waits for the tiles of its own rank
+    require(failure.state == want && (failure.peer == 1 || (asked && failure.peer == 0)) &&
+                failure.want == 7 && failure.seen == 6,
+            "the record is wrong: state " + std::to_string(failure.state) + ", peer " +
+                std::to_string(failure.peer) + ", seen " + std::to_string(failure.seen));
     require(failure.tile >= 1 && failure.tile <= 3, "the record does not name the row block");
     require(group.control(1).abort == 1, "the peer is not told");
     require(group.control(1).tile_arrivals[0][0] <= 7, "signalled after the abort");

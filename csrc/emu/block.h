@@ -48,10 +48,12 @@ class Block {
   SharedMemory& shared() { return shared_; }
 
   INTERLACE_EMU_HIDDEN bool sync(bool value) {
+    fiber_[current_].registers.moved = false;
     return meet(named_[0], shape_.threads, value, Ordering::kMemory, Waiting::kBlock, 0);
   }
   INTERLACE_EMU_HIDDEN void sync_named(uint32_t number, uint32_t threads) {
     check_named(number, threads);
+    fiber_[current_].registers.moved = false;
     meet(named_[number], threads, true, Ordering::kMemory, Waiting::kNamedBarrier, number);
   }
   INTERLACE_EMU_HIDDEN void arrive_named(uint32_t number, uint32_t threads) {

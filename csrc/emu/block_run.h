@@ -87,7 +87,7 @@ inline void Block::begin(const std::function<void()>& kernel, Shape shape) {
   copies_.begin(&launch_tag_, scheduler_identity_);
   for (uint32_t thread = 0; thread < capacity_.threads; ++thread) {
     fiber_[thread].done = thread >= shape.threads;
-    fiber_[thread].registers = launch_registers(shape.threads);
+    fiber_[thread].registers = {launch_registers(shape.threads), false};
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "emu/context.h"
 #include "emu/mbarrier.h"
+#include "emu/registers.h"
 #include "emu/rendezvous.h"
 
 namespace interlace::emu {
@@ -40,7 +41,7 @@ struct Fiber {
   const Barrier* barrier;
   const uint32_t* polled;     // last signal word it loaded, and what it saw there
   uint32_t seen;
-  uint32_t registers;
+  Registers registers;
   char fenced_tag;  // what it had done and seen at its last proxy fence
 
   INTERLACE_EMU_HIDDEN_INLINE uint64_t& stack_mark() const {

@@ -254,6 +254,11 @@ std::vector<Call> forbidden_calls() {
       {"is no multicast address", shape, [](char*) { ptx::multimem_ld_reduce_add_f32(global); }},
       {"setmaxnreg_dec: 28 registers", shape, [](char*) { ptx::setmaxnreg_dec<28>(); }},
       {"setmaxnreg_inc: from 248 to 240", shape, [](char*) { ptx::setmaxnreg_inc<240>(); }},
+      {"no barrier since this thread's last setmaxnreg", shape,
+       [](char*) {
+         ptx::setmaxnreg_dec<40>();
+         ptx::setmaxnreg_dec<24>();
+       }},
       {"is in no whole warpgroup", shape,
        [=](char* memory) {
          float d[64] = {};

@@ -56,6 +56,11 @@ MUTANTS = (
         "ptx::setmaxnreg_inc<kLaunchRegisters>();\n    ptx::bar_sync(kEndBarrier, kGemmThreads);",
     ),
     _mutant(
+        "registers_moved_twice_without_meeting",
+        "    ptx::bar_sync(kConsumerBarrier, kConsumerThreads);\n    ptx::setmaxnreg_dec",
+        "    ptx::setmaxnreg_dec",
+    ),
+    _mutant(
         "offsets_of_mn_major_weights_swapped",
         "matrix_descriptor(start, box_bytes, kSwizzleAtomBytes)",
         "matrix_descriptor(start, kSwizzleAtomBytes, box_bytes)",

@@ -300,6 +300,8 @@ INTERLACE_DEVICE void gemm_tiles_sm90(const GemmTensorMaps& maps, const GemmArgu
   } else {
     ptx::setmaxnreg_inc<kConsumerRegisters>();
     consume_tiles<Tile>(arguments, hooks, block, blocks, ring, shared.chunks);
+    // between two setmaxnreg the warps of a warpgroup must meet, also those of a block without tiles
+    ptx::bar_sync(kConsumerBarrier, kConsumerThreads);
     ptx::setmaxnreg_dec<kLaunchRegisters>();
     ptx::bar_sync(kEndBarrier, kGemmThreads);
   }

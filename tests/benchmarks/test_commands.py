@@ -186,6 +186,9 @@ def test_a_case_that_does_not_fit_is_a_row_with_its_reason(capfd: pytest.Capture
         (["collective", "--json", "."], ["--json . is a folder"]),
         (["collective", "--html", f"{__file__}/page.html"], ["--html", "nothing can be written"]),
         (["gemm", "--rows", "0"], ["--rows 0", "positive"]),
+        (["layer", "--shapes", "lama"], ["'lama'", "small, wide, llama1b"]),
+        (["moe", "--shapes", "lama"], ["'lama'", "small, fine, llama1b"]),
+        (["attention", "--heads", "3", "--kv-heads", "2"], ["--heads 3", "--kv-heads 2"]),
     ],
 )
 def test_a_mistake_is_one_line_before_any_rank_starts(arguments: list[str], said: list[str]):

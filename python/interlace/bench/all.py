@@ -19,7 +19,7 @@ SUITE: dict[str, dict[str, Any]] = {
     "model": {"model": ()},
     "moe": {"shapes": (), "tokens": None},
     "scaling": {"worlds": None, "planner": None},
-    "attention": {"tokens": 4096, "heads": 8, "kv_heads": 8},
+    "attention": {"tokens": None, "heads": 8, "kv_heads": 8},
 }
 
 

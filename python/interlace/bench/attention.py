@@ -24,6 +24,7 @@ from .shapes import dtypes_of
 
 __all__ = ["COLUMNS", "AttentionCase", "cases", "readme", "run"]
 
+TOKENS = {"quick": 512, "small": 2048, "full": 4096}  # of the whole sequence
 ALGORITHMS: dict[str, Callable[..., Any]] = {
     "ring": partial(functional.ring_attention, group=None),
     "all_gather": partial(functional.all_gather_attention, group=None),
@@ -121,12 +122,15 @@ class AttentionCase:
 
 
 def cases(settings: Mapping[str, Any], world_size: int) -> list[AttentionCase]:
-    """Every algorithm, layout and mask; quick: one layout each, causal, short."""
+    """Every algorithm, layout and mask; quick: one layout each, causal, short. ValueError for heads that do not fit."""
     size = size_of(settings)
-    tokens = min(int(settings["tokens"]), {"quick": 512, "small": 2048}.get(size, 1 << 30))
     step = 64 * world_size  # zigzag cuts a sequence, and each of its documents, into 2 parts a rank
-    tokens = max(step, tokens // step * step)
+    tokens = max(step, int(settings.get("tokens") or TOKENS[size]) // step * step)
     heads, kv_heads = int(settings["heads"]), int(settings["kv_heads"])
+    if heads % kv_heads:
+        raise ValueError(
+            f"bench: --heads {heads} is no multiple of --kv-heads {kv_heads}; every group is as large"
+        )
     names = [*ALGORITHMS, *(["hierarchical"] if world_size == 4 else [])]
     quick = size == "quick"
     return [
@@ -153,6 +157,9 @@ def run(settings: Mapping[str, object]) -> int:
 def one(session: Session, case: AttentionCase, attend: Callable[..., Any]) -> None:
     """Check and time forward, and forward with backward; what a rank holds stands beside both."""
     problem, layout, size = case.problem, case.layout, session.world_size
+    if case.algorithm == "all_to_all" and problem.heads < size:
+        session.skip(f"{problem.heads} heads for {size} ranks: every rank needs one", **case.identity())
+        return
     whole = problem.draw()
     spans = spans_of(layout, problem.tokens, size, session.rank, problem.documents)
     mine = tokens_of(spans)

@@ -34,7 +34,7 @@ class Capacity:
         needed = case.memory_bytes * self._world_size
         free = _agreed(self._given if self._given is not None else free_bytes() * SHARE)
         if needed > free:
-            return f"not enough memory: {needed / 2**30:.1f} GiB needed, {free / 2**30:.1f} GiB to be had"
+            return f"not enough memory: {needed / 2**30:.3g} GiB needed, {free / 2**30:.3g} GiB to be had"
         seconds = case.flops / self._rate if self._rate else 0.0
         if seconds > self._longest:
             return f"a call takes about {seconds:.0f} s here; --longest {seconds * 1.5:.0f} measures it"

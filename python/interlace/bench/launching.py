@@ -54,7 +54,8 @@ def on_ranks(
             with _terminated_like_ctrl_c():
                 status = launch(f"{target}:{run.__name__}", settings, ranks, mpiexec=mpiexec)
         else:
-            status = _joined(run, settings)
+            with _terminated_like_ctrl_c():  # torchrun hands on what it got
+                status = _joined(run, settings)
         reports = read_journals(folder)
     if reports:
         _leave_behind(reports, settings, status)

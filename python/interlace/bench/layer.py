@@ -135,7 +135,10 @@ def cases(settings: Mapping[str, Any], world_size: int) -> list[LayerCase]:
     """Both blocks of every size, both phases. ValueError for an unknown set, or layers of another kind."""
     size = size_of(settings)
     names = tuple(settings.get("shapes") or (("small",) if size != "full" else ("small", "wide")))
-    chosen = [SIZES[name] if name in SIZES else sizes_of(name, architecture_of(name)) for name in names]
+    chosen = [
+        SIZES[name] if name in SIZES else sizes_of(name, architecture_of(name, tuple(SIZES)))
+        for name in names
+    ]
     given = rows_of(settings) if settings.get("rows") else None
     work = [(False, tokens) for tokens in given or FORWARD[size]]
     work += [(True, tokens) for tokens in given or TRAIN[size]]

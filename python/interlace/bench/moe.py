@@ -154,7 +154,7 @@ def cases(settings: Mapping[str, Any], world_size: int) -> list[MoeCase]:
 
 
 def _known(name: str) -> ExpertSizes:
-    architecture = architecture_of(name)
+    architecture = architecture_of(name, tuple(SIZES))
     if architecture.moe is None:
         raise ValueError(f"bench: {name} has no experts; expected small, fine, mixtral or deepseek")
     moe = architecture.moe

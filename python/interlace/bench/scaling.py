@@ -153,8 +153,9 @@ def worlds_of(settings: Mapping[str, Any], world_size: int) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not found or found[0] < 1 or found[-1] > world_size:
+        example = ",".join(map(str, range(1, world_size + 1)))
         raise ValueError(
-            f"bench: --worlds {given}; expected counts up to --ranks {world_size}, like 1,2,{world_size}"
+            f"bench: --worlds {given}; expected counts up to --ranks {world_size}, like {example}"
         )
     return found
 

@@ -149,12 +149,12 @@ def _of_table(name: str, settings: Mapping[str, Any], world_size: int) -> list[P
     return [p for p in found if phase == "both" or (p.m <= DECODE[-1]) == (phase == "decode")]
 
 
-def architecture_of(name: str) -> Architecture:
-    """The model behind a set's name. ValueError with the names of all sets."""
+def architecture_of(name: str, beside: Sequence[str] = ("cpu", "quick")) -> Architecture:
+    """The model behind a set's name. ValueError with the names of all sets; `beside`: those that are no models."""
     model = MODELS.get(name, name)
     if model not in config_names():
         raise ValueError(
-            f"bench: no set of shapes {name!r}; expected one of {', '.join(sets())}, or a model that "
+            f"bench: no set of shapes {name!r}; expected one of {', '.join((*beside, *MODELS))}, or a model that "
             f"`interlace plan` knows ({', '.join(config_names()[:3])}, ..)"
         )
     return _read(model)

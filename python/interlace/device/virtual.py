@@ -2,8 +2,8 @@
 
 All segments lie in one allocation. Every rank is launched on a stream of its own, with a grid of at most a
 `world_size`th of the multiprocessors: ranks wait for each other, so all their blocks must be resident at once. For the
-same reason set CUDA_DEVICE_MAX_CONNECTIONS=32 (a hardware queue for each stream) and CUDA_MODULE_LOADING=EAGER (loading a
-kernel may wait for those that run) before CUDA starts.
+same reason set CUDA_DEVICE_MAX_CONNECTIONS=32 (a hardware queue for each stream) and CUDA_MODULE_LOADING=EAGER
+(loading a kernel may wait for those that run) before CUDA starts.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -125,6 +126,17 @@ def test_the_page_says_where_its_numbers_are_from_and_what_is_wrong():
     assert "<huge>" not in text
     with pytest.raises(ValueError, match="no reports"):
         page([])
+
+
+def test_the_figures_of_a_section_are_those_of_its_right_rows():
+    """Catches the upper of two middle values sold as the median, and a wrong result's speed counted as a gain."""
+    rows = [replace(GEMM, overlap_efficiency=o, speedup=2.0) for o in (0.2, 0.4, 0.6, 1.9)]
+    rows.append(replace(GEMM, overlap_efficiency=1.0, speedup=512.0, correct=False))
+    text = page([Report("gemm", machine=MACHINE, rows=rows)])
+    assert "50%" in text
+    assert "2.00 x" in text
+    assert "4 of 5" in text
+    assert "100%<" in page([Report("gemm", machine=MACHINE, rows=rows[3:4])])
 
 
 def test_bars_add_up_to_the_times_of_the_row():

@@ -18,6 +18,7 @@ from .figures import (
 from .figures import roofline as roofline_of
 from .row import Report, Row
 from .style import STYLE
+from .summary import percentile
 from .trace import spans_of
 
 __all__ = ["page"]
@@ -101,7 +102,7 @@ def page(reports: Sequence[Report]) -> str:
 _LEGEND = """
 Times are microseconds of the slowest rank, medians of interleaved runs (A B B A, so that all ways meet the same
 machine), with p20 and p95. Every result was checked against an unsplit one before it was timed. <b>x baseline</b> is
-the 20th percentile of the baseline over our median: luck counts for the other side.
+the 20th percentile of the baseline over ours: ranks that sleep between calls are judged awake.
 
 <b>Exposed</b> is what a call takes beyond its own compute without communication. <b>Overlap efficiency</b> is 1 -
 exposed / the collective alone: 1 hides all of it, 0 none, below 0 costs more than it. <b>Engine</b> is our product
@@ -163,19 +164,22 @@ def _section(report: Report, first: Report) -> str:
 
 
 def _facts(report: Report) -> str:
-    """Figures of the whole section."""
+    """Figures of the whole section, of its right results."""
     rows = [row for row in report.rows if not row.skipped and not row.straggler_us]
-    gains = [row.speedup for row in rows if row.speedup]
-    overlap = sorted(row.overlap_efficiency for row in rows if row.overlap_efficiency is not None)
+    right = [row for row in rows if row.correct]
+    gains = [row.speedup for row in right if row.speedup]
+    overlap = [row.overlap_efficiency for row in right if row.overlap_efficiency is not None]
     found: list[tuple[str, str]] = []
     if gains:
         found.append((f"{_times(geometric_mean(gains))} x", "of the baseline's speed, geometric mean"))
         found.append((f"{_times(min(gains))} to {_times(max(gains))} x", "worst and best case"))
-    peers = [row.peer_speedup for row in rows if row.peer_speedup]
+    peers = [row.peer_speedup for row in right if row.peer_speedup]
     if peers:
         found.append((f"{_times(geometric_mean(peers))} x", "of the best peer's speed, geometric mean"))
     if overlap:
-        found.append((f"{max(0.0, overlap[len(overlap) // 2]):.0%}", "of the collective hidden, median"))
+        found.append(
+            (f"{min(1.0, max(0.0, percentile(overlap, 0.5))):.0%}", "of the collective hidden, median")
+        )
     if rows:
         wrong = sum(not row.correct for row in rows)
         found.append((f"{len(rows) - wrong} of {len(rows)}", "cases with right results"))

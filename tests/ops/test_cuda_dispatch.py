@@ -35,7 +35,7 @@ def x(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def samples(rows: int, own: int, name: str) -> dict[str, tuple[Any, ...]]:
-    weight, bias, one = x(COLUMNS, DEPTH), x(COLUMNS), x(1, dtype=torch.float32)
+    weight, bias, one = x(COLUMNS, DEPTH), x(COLUMNS, 2)[:, 1], x(1, dtype=torch.float32)
     turned = x(DEPTH, COLUMNS).t()  # the weight of a backward
     fp8, fp8_weight = x(rows, DEPTH, dtype=FP8), x(COLUMNS, DEPTH, dtype=FP8)
     return {

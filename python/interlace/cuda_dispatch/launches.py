@@ -12,6 +12,7 @@ from torch import Tensor
 from .. import device
 from ..heuristics import Launch
 from .arguments import aligned_matrices, aligned_rows
+from .shapes import dense
 from .state import known
 
 __all__ = [
@@ -76,7 +77,7 @@ def fused_gather(
     kept = [i for i, w in enumerate(weights) if w.shape[0]]
     if kept:
         matrices = aligned_matrices([weights[i] for i in kept])
-        written, added = [outs[i] for i in kept], [biases[i] for i in kept]
+        written, added = [outs[i] for i in kept], [dense(biases[i]) for i in kept]
         scales = [weight_scales[i] for i in kept] if weight_scales else []
     else:
         matrices, added = [_zeros(x, _EMPTY_SIZE, x.shape[1])], [None]

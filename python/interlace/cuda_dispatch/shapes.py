@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["flat_rows", "granule_of", "leads", "no_packed", "wrap_dim"]
+__all__ = ["dense", "flat_rows", "granule_of", "leads", "no_packed", "wrap_dim"]
 
 
 def wrap_dim(op: str, what: str, dim: int, x: Tensor) -> int:
@@ -38,6 +38,11 @@ def _without(x: Tensor, dim: int) -> int:
 def flat_rows(x: Tensor) -> Tensor:
     """x [.., K] -> [M, K]; flatten and not reshape, which cannot tell the rows of an empty tensor."""
     return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+
+
+def dense(tensor: Tensor | None) -> Tensor | None:
+    """Without gaps, as the kernels read biases, residuals and norm weights."""
+    return None if tensor is None else tensor.contiguous()
 
 
 def no_packed(op: str, packed_rows: Any) -> None:

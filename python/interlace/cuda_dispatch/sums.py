@@ -15,7 +15,7 @@ from ..heuristics import Decision
 from . import launches
 from .deciding import OURS, decide
 from .launches import Epilogue, Place
-from .shapes import flat_rows, granule_of, leads, wrap_dim
+from .shapes import dense, flat_rows, granule_of, leads, wrap_dim
 
 __all__ = ["Sum", "summed"]
 
@@ -102,10 +102,9 @@ def _by_kernels(
     if dim is not None and sizes is not None:
         rows = [size * granule_of(x, dim) for size in sizes]
         shape[dim] = sizes[call.place.rank]
-    epilogue = call.epilogue
-    if epilogue.residual is not None:
-        flat = flat_rows(epilogue.residual).contiguous()
-        epilogue = Epilogue(epilogue.bias, flat, epilogue.norm_weight, epilogue.eps)
+    given = call.epilogue
+    flat = None if given.residual is None else flat_rows(given.residual)
+    epilogue = Epilogue(dense(given.bias), dense(flat), dense(given.norm_weight), given.eps)
     if decision.algorithm == "fused":
         flats = [flat_rows(x) for x in call.xs]
         results = launches.fused_reduce(

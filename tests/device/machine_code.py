@@ -29,6 +29,7 @@ class Kernel:
     registers: int
     stack: int  # bytes of local memory per thread: arrays indexed at run time, and spills
     code: str
+    addresses: tuple[int, ...]  # of the instructions of code, in its order
 
     def count(self, pattern: str) -> int:
         """How many instructions match the pattern."""
@@ -89,10 +90,57 @@ def kernels_of(compiled: Path) -> tuple[Kernel, ...]:
         for function in text.split("Function : ")[1:]:
             name, code = function.split("\n", 1)
             registers, stack = resources[architecture, name]
+            addresses = tuple(
+                int(at, 16) for at in re.findall(r"^\s+/\*([0-9a-f]{4,8})\*/", code, re.MULTILINE)
+            )
             instructions = re.sub(r"/\*[^*]*\*/", "", code)  # addresses and encodings
-            kernels.append(Kernel(name, architecture, registers, stack, instructions))
+            kernels.append(Kernel(name, architecture, registers, stack, instructions, addresses))
     assert kernels, f"no kernel in {compiled.name}"
     return tuple(kernels)
+
+
+def highest_registers(kernel: Kernel) -> list[tuple[int, int]]:
+    """(registers per thread, highest number used) from each setmaxnreg on, until the next one on every way."""
+    instructions = [line.strip() for line in kernel.code.split(";")[:-1]]
+    assert len(instructions) == len(kernel.addresses), kernel.name
+    at = {address: i for i, address in enumerate(kernel.addresses)}
+    moves = {i: text for i, text in enumerate(instructions) if "USETMAXREG" in text}
+    found = []
+    for start, text in moves.items():
+        seen, ahead = {start}, [*_next(start, instructions, at)]
+        while ahead:
+            i = ahead.pop()
+            if i not in seen and i not in moves:
+                seen.add(i)
+                ahead += _next(i, instructions, at)
+        found.append((int(text.rsplit("0x", 1)[1], 16), max(_highest(instructions[i]) for i in seen)))
+    return found
+
+
+def _next(i: int, instructions: list[str], at: dict[int, int]) -> list[int]:
+    """Where the instruction may lead: on, and to the address it names. What a call returns to is the next one."""
+    text = instructions[i]
+    after = []
+    target = re.search(r"\b(?:BRA|CALL|BREAK|WARPSYNC\.COLLECTIVE)\b.*\b0x([0-9a-f]+)$", text)
+    if target is not None:
+        after.append(at[int(target[1], 16)])
+    ends = re.match(r"(?:BRA(?!\.DIV|\.U\.ANY| U?P\d)|EXIT\b|RET\b)", text) is not None
+    return after if ends else [*after, i + 1]
+
+
+def _highest(text: str) -> int:
+    """The highest register of an instruction, pairs and the accumulators of a product counted whole."""
+    used = [
+        int(number) + (1 if ".64" in kind else 0)
+        for number, kind in re.findall(r"\bR(\d+)((?:\.\w+)*)", text)
+    ]
+    product = re.search(r"GMMA\.64x(\d+)x\d+\S* R(\d+)", text)
+    if product is not None:
+        used.append(int(product[2]) + int(product[1]) // 2 - 1)
+    vector = re.search(r"\bLD\w*\.\S*\b(64|128)\b\S* R(\d+)", text)
+    if vector is not None:
+        used.append(int(vector[2]) + int(vector[1]) // 32 - 1)
+    return max(used, default=-1)
 
 
 def _by_architecture(listing: str) -> list[tuple[str, str]]:

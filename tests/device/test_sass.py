@@ -7,6 +7,7 @@ Needs nvcc and a disassembler (cuobjdump with nvdisasm), not a GPU.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,8 @@ def check_hopper_gemm(kernel: Kernel) -> None:
     assert kernel.count(r"\bQGMMA\b" if float8 else r"\bHGMMA\b") >= 4, f"no tensor cores: {kernel.name}"
     assert kernel.count(r"\bUTMALDG\b") >= 2, f"no TMA: {kernel.name}"
     assert kernel.count(r"\bUSETMAXREG\b") >= 2, f"registers are not moved: {kernel.name}"
+    for registers, highest in machine_code.highest_registers(kernel):
+        assert highest < registers, f"R{highest} where a thread has {registers} registers: {kernel.name}"
     if not float8:  # fp8 adds to its sums after each stage
         in_flight = kernel.count(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x1\b")
         assert in_flight >= 1, f"the tensor cores wait for each stage: {kernel.name}"
@@ -152,6 +155,18 @@ def test_the_gemm_gates_fail_for_a_broken_kernel(mutant: Mutant, complaint: str,
     with pytest.raises(AssertionError, match=complaint):
         check_resources(kernel)
         check_hopper_gemm(kernel)
+
+
+def test_the_register_gate_fails_for_warps_that_gave_too_many_back(tmp_path: Path) -> None:
+    """Would catch: a gate that follows no branch."""
+    (tmp_path / "one_gemm.cu").write_text(ONE_GEMM)
+    machine_code.compile_kernels(tmp_path / "one_gemm.cu", tmp_path / "one_gemm.o")
+    (kernel,) = machine_code.kernels_of(tmp_path / "one_gemm.o")
+    check_hopper_gemm(kernel)
+    for given, fewer in (("UP0, 0xd8", "UP0, 0x60"), ("DEALLOC.CTAPOOL 0x48", "DEALLOC.CTAPOOL 0x18")):
+        assert given in kernel.code
+        with pytest.raises(AssertionError, match="where a thread has"):
+            check_hopper_gemm(replace(kernel, code=kernel.code.replace(given, fewer)))
 
 
 def test_the_tensor_core_gates_fail_for_a_kernel_without_them() -> None:

@@ -19,7 +19,13 @@ def lines(found: Comparison, threshold: float, everything: bool = False) -> Iter
         yield f"{'ratio':>7}  {'noise':>6}  {'before us':>11}  {'after us':>11}"
     for change in sorted(shown, key=lambda c: -c.ratio):
         word = "SLOWER " if change in slower else "faster " if change in faster else ""
-        yield f"{_figures(change)}  {word}{change.benchmark}: {change.after.name}"
+        notes = [
+            f"{when}: {row.note}"
+            for when, row in (("before", change.before), ("after", change.after))
+            if row.note
+        ]
+        said = f" ({'; '.join(notes)})" if notes else ""
+        yield f"{_figures(change)}  {word}{change.benchmark}: {change.after.name}{said}"
     yield from (f"only before: {name}" for name in found.gone)
     yield from (f"only after: {name}" for name in found.new)
     yield from (f"not measured after: {name}" for name in found.unmeasured)

@@ -176,6 +176,17 @@ def test_curves_hold_every_way_and_the_ideal():
     assert fit.kind == "fit"
 
 
+def test_hot_and_cold_are_told_apart_and_a_late_rank_is_no_work():
+    """Catches one curve through the points of both caches, two bars of one name, a wait drawn under the roof."""
+    both = [replace(collective(size, 5.0), cache=cache) for cache in ("hot", "cold") for size in (64, 128)]
+    assert set(bandwidth_curves(Report("collective", rows=both))) == {"all_reduce, hot", "all_reduce, cold"}
+    assert set(bandwidth_curves(Report("collective", rows=both[:2]))) == {"all_reduce"}
+    rows = [GEMM, replace(GEMM, cache="cold"), replace(GEMM, straggler_us=5.0)]
+    names = [group.label.rpartition(", ")[2] for group in exposed_bars(Report("gemm", rows=rows))]
+    assert names == ["hot", "cold", "hot"]
+    assert len(roofline(Report("gemm", rows=rows)).points) == 4
+
+
 def test_axes_hold_their_values_and_few_lines():
     """Catches a point beside its picture, and an axis black with lines."""
     for values in ([1e-4, 3.0], [5.0], [0.5, 0.5], [1.0, 1e12]):

@@ -117,6 +117,7 @@ def _bytes(size: int) -> str:
 def exposed_bars(report: Report) -> list[BarGroup]:
     """Rows in which a fused op, or a model of them, stands beside its own compute without communication."""
     groups = []
+    told = _told_caches(report)
     for row in report.rows:
         if row.skipped or not row.fused_us or not row.compute_us:
             continue
@@ -132,8 +133,14 @@ def exposed_bars(report: Report) -> list[BarGroup]:
         compute = row.fused_us - exposed
         hidden = min(compute, max(0.0, (row.collective_us or 0.0) - exposed))
         bars.append(Bar("interlace", compute, exposed, hidden))
-        groups.append(BarGroup(short_name(row), tuple(bars), _marks(row)))
+        groups.append(BarGroup(short_name(row) + told.get(row.cache, ""), tuple(bars), _marks(row)))
     return groups
+
+
+def _told_caches(report: Report) -> dict[str, str]:
+    """What tells hot from cold behind a name, where the report has both."""
+    caches = {row.cache for row in report.rows}
+    return {cache: f", {cache}" for cache in caches} if len(caches) > 1 else {}
 
 
 def _marks(row: Row) -> str:
@@ -147,7 +154,8 @@ def roofline(report: Report) -> Roofline:
     """Products of known size; bytes are those of x, weight and output of a rank, each moved once."""
     points = []
     for row in report.rows:
-        if row.skipped or not (row.m and row.n and row.k and row.fused_us) or row.dtype not in ITEM_BYTES:
+        sized = row.m and row.n and row.k and row.fused_us and row.dtype in ITEM_BYTES
+        if row.skipped or row.straggler_us or not sized:  # a wait is no work
             continue
         flops = 2.0 * row.m * row.n * row.k
         moved = ITEM_BYTES[row.dtype] * (row.m * row.k + row.n * row.k + row.m * row.n)
@@ -161,10 +169,11 @@ def roofline(report: Report) -> Roofline:
 def bandwidth_curves(report: Report) -> dict[str, list[Curve]]:
     """op and dtype -> bus bandwidth over bytes: interlace, the baseline, every peer."""
     found: dict[str, list[Row]] = {}
+    told = _told_caches(report)
     for row in report.rows:
         plain = row.bytes and not row.m  # with a product the bus has nothing to do for most of the time
         if plain and row.busbw_gbps and row.fused_us and not row.skipped and not row.straggler_us:
-            name = row.op if row.dtype == "float32" else f"{row.op}, {row.dtype}"
+            name = (row.op if row.dtype == "float32" else f"{row.op}, {row.dtype}") + told.get(row.cache, "")
             found.setdefault(name, []).append(row)
     return {name: _bandwidths(rows) for name, rows in found.items() if len({row.bytes for row in rows}) > 1}
 

@@ -21,7 +21,7 @@ ROUNDS ?= 10
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: demo test test-gpu bench lint format models emu sass soak install clean distclean
+.PHONY: demo test test-gpu bench lint format models emu emu-programs sass soak tools install clean distclean
 
 python := $(VENV)/bin/python
 pip := $(python) -m pip --disable-pip-version-check
@@ -62,16 +62,20 @@ format: $(stamps)/dev
 	$(VENV)/bin/ruff format .
 	git ls-files 'csrc/*.h' 'csrc/*.cpp' 'csrc/*.cuh' 'csrc/*.cu' 'csrc/*.hpp' 'csrc/*.inl' | xargs -r $(VENV)/bin/clang-format -i
 
-emu: $(stamps)/tools
+emu: emu-programs
+	PATH="$(abspath $(VENV))/bin:$$PATH" ctest --test-dir build/emu --output-on-failure --parallel $$(nproc)
+
+emu-programs: $(stamps)/tools
 	$(configure) -B build/emu -DINTERLACE_CUDA=OFF -DINTERLACE_EMU_TESTS=ON
 	$(cmake) --build build/emu --target interlace_emu_tests
-	PATH="$(abspath $(VENV))/bin:$$PATH" ctest --test-dir build/emu --output-on-failure --parallel $$(nproc)
 
 sass: $(stamps)/tools
 	$(configure) -B build/sass
 	$(cmake) --build build/sass --target interlace_sass
 
 install: $(stamps)/native
+
+tools: $(stamps)/tools
 
 $(python):
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }

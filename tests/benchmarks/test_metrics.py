@@ -19,6 +19,7 @@ from interlace.bench.metrics import (
     teraflops,
 )
 from interlace.bench.operands import copies_for, turning
+from interlace.bench.session import wanted
 from interlace.bench.summary import Run, Timings
 from interlace.bench.verdict import difference
 
@@ -119,6 +120,13 @@ def test_wrong_values_are_counted():
     assert difference(torch.tensor([1.0, float("nan"), 0.0, float("inf")]), want, 1e-2) == (float("inf"), 2)
     assert difference(torch.ones(2, 2), torch.ones(1), 1e-2) == (float("inf"), 4)
     assert difference(torch.ones(0), torch.ones(0), 0.0) == (0.0, 0)
+
+
+def test_no_peers_leaves_the_baseline_alone():
+    """Catches --no-peers that spends its time on parallelize_module and tp_plan all the same."""
+    variants = dict.fromkeys(("fused", "baseline", "peer:tp_plan"), list)
+    assert list(wanted(variants, {"peers": False})) == ["fused", "baseline"]
+    assert list(wanted(variants, {})) == list(variants)
 
 
 def test_the_cost_of_the_clock_is_taken_off():

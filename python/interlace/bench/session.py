@@ -173,6 +173,7 @@ class Session:
 
         Variants are named as `metrics.figures` wants them; `about` is what `row` takes.
         """
+        variants = wanted(variants, self.settings)
         row = self.row(self.time(variants, budget), **about)
         self.add(row)
         late = self.settings.get("straggler")
@@ -274,6 +275,14 @@ class Session:
 def meets(name: str) -> bool:
     """Whether ranks meet in the variant of this name."""
     return name in DELAYED or name.startswith("peer:")
+
+
+def wanted(
+    variants: Mapping[str, Callable[[], object]], settings: Mapping[str, object]
+) -> dict[str, Callable[[], object]]:
+    """The variants that are timed: without those of peers after --no-peers."""
+    peers = settings.get("peers", True)
+    return {name: call for name, call in variants.items() if peers or not name.startswith("peer:")}
 
 
 def size_of(settings: Mapping[str, object]) -> str:

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/host/budget.h"
@@ -82,8 +83,14 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
   calls.push_back("wait " + name_of(stream));
   return cudaSuccess;
 }
+cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;  // as torch captures
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  std::swap(*mode, capture_mode);
+  return cudaSuccess;
+}
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
   static intptr_t next = 1000;
+  require(capture_mode == cudaStreamCaptureModeRelaxed, "a stream is set up outside of a capture");
   require(flags == cudaStreamNonBlocking && priority == -5,
           "the side stream must not wait for the default stream");
   *stream = reinterpret_cast<cudaStream_t>(++next);
@@ -96,6 +103,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+  require(capture_mode == cudaStreamCaptureModeGlobal, "the copies are part of the capture");
   if (copies++ == failing_copy) return cudaErrorInvalidValue;
   calls.push_back("copy " + std::to_string(reinterpret_cast<intptr_t>(from)) + " -> " +
                   std::to_string(reinterpret_cast<intptr_t>(to)) + " " + std::to_string(bytes) + " " +

@@ -32,6 +32,20 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
+// What this thread sets up while it lives is no part of a graph that is being captured, and does not spoil it.
+class OutsideCapture {
+ public:
+  OutsideCapture() {
+    check_cuda(cudaThreadExchangeStreamCaptureMode(&mode_), "cudaThreadExchangeStreamCaptureMode");
+  }
+  ~OutsideCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  OutsideCapture(const OutsideCapture&) = delete;
+  OutsideCapture& operator=(const OutsideCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // then what it was before
+};
+
 // The stream beside `stream`. Never destroyed: the driver may be gone when this process ends. Beyond kMost, callers share
 // them, which costs overlap only: each is used between two events.
 cudaStream_t side_stream(int device, cudaStream_t stream) {
@@ -48,6 +62,8 @@ cudaStream_t side_stream(int device, cudaStream_t stream) {
     if (other != streams.end()) side = other->second;
   }
   if (side == nullptr) {
+    // torch captures on a stream of its own, whose side stream is first needed then
+    const OutsideCapture outside;
     int least = 0, greatest = 0;
     check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
     check_cuda(cudaStreamCreateWithPriority(&side, cudaStreamNonBlocking, greatest),

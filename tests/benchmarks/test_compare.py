@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -150,10 +151,17 @@ def test_what_is_no_result_is_refused(tmp_path: Path):
         report(row(float("nan"))).to_json()
 
 
-def test_readme_is_in_step_with_the_results():
+@pytest.mark.parametrize(
+    ("page", "tables"),
+    [
+        ("README.md", ("model", "collective")),
+        ("docs/results.md", ("gemm", "layer", "moe", "scaling", "attention")),
+    ],
+)
+def test_pages_are_in_step_with_the_results(page: str, tables: tuple[str, ...]):
     """Catches a table that was edited by hand, and results that were measured anew without `interlace bench readme`."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "<!-- bench:gemm -->" in text
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert tuple(re.findall("<!-- bench:(?!end)(\\w+) -->", text)) == tables
     assert filled(text, ROOT / "benchmarks" / "results") == text
 
 

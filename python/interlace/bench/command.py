@@ -222,23 +222,29 @@ def report(files: tuple[str, ...], html: str | None, plot: str | None, trace: st
 
 @bench.command()
 @click.option(
-    "--readme", "path", default="README.md", show_default=True, type=click.Path(exists=True, dir_okay=False)
-)
+    "--readme", "paths", default=("README.md", "docs/results.md"), show_default=True, multiple=True,
+    type=click.Path(exists=True, dir_okay=False), help="A page with marks; may be given again.",
+)  # fmt: skip
 @click.option("--results", default="benchmarks/results", show_default=True, type=click.Path(exists=True))
 @click.option("--check", is_flag=True, help="Write nothing; status 1 when a table is not in step.")
-def readme(path: str, results: str, check: bool) -> None:
-    """Make the tables of a README anew from result files.
+def readme(paths: tuple[str, ...], results: str, check: bool) -> None:
+    """Make the tables of README.md and docs/results.md anew from result files.
 
     A table stands between <!-- bench:NAME --> and <!-- bench:end -->; NAME is a subcommand, its file NAME.json.
     """
     from .output import replace_file
     from .readme import filled
 
-    text = Path(path).read_text(encoding="utf-8")
-    made = filled(text, results)
-    if check and made != text:
-        click.echo(f"{path} is not in step with {results}; `interlace bench readme` brings it there")
+    stale = 0
+    for path in paths:
+        text = Path(path).read_text(encoding="utf-8")
+        made = filled(text, results)
+        if check and made != text:
+            stale += 1
+            click.echo(f"{path} is not in step with {results}; `interlace bench readme` brings it there")
+            continue
+        if made != text:
+            replace_file(path, made)
+        click.echo(f"{path} is in step with {results}")
+    if stale:
         raise SystemExit(1)
-    if made != text:
-        replace_file(path, made)
-    click.echo(f"{path} is in step with {results}")

@@ -203,13 +203,15 @@ def test_a_group_is_described_by_what_all_its_gpus_can_do() -> None:
 def test_a_group_tells_once_why_nothing_is_fused_and_takes_the_table_of_rank_0() -> None:
     """Catches a fallback in silence, and ranks that choose by different files."""
     other = merged(TABLE, Table({}, {entry().key: entry()})).to_json()
-    state = joined([(H200, TABLE.to_json()), (H200, other)], "", True)
+    state = joined([(H200, TABLE.to_json(), False), (H200, other, False)], "", True)
     assert state.table.digest == TABLE.digest and state.hardware.multicast
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tell("tp", 0, state)
-        tell("tp", 1, joined([(H200, other)], "no P2P", False))
+        tell("tp", 1, joined([(H200, other, False)], "no P2P", False))
     with pytest.warns(UserWarning, match=r"group 'tp' go by torch.distributed.*no P2P"):
-        tell("tp", 0, joined([(H200, other)], "no P2P", False))
-    mixed = joined([(H200, other), (A100, other)], "", False)
+        tell("tp", 0, joined([(H200, other, False)], "no P2P", False))
+    mixed = joined([(H200, other, False), (A100, other, False)], "", False)
     assert "different GPUs" in mixed.unavailable and not mixed.hardware.multicast
+    assert not state.rank_order
+    assert joined([(H200, other, False), (H200, other, True)], "", True).rank_order, "one rank is enough"

@@ -59,6 +59,16 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(getattr(torch.ops, NAMESPACE), name)
 
+    def argument(self, name: str) -> list[Any]:
+        """The value of the argument `name` in every launch that has it."""
+        found = []
+        for op, args in self.calls:
+            schema = getattr(getattr(torch.ops, NAMESPACE), op).default._schema
+            for position, argument in enumerate(schema.arguments):
+                if argument.name == name and "half_bytes" not in op:
+                    found.append(args[position] if position < len(args) else argument.default_value)
+        return found
+
     @property
     def launched(self) -> list[str]:
         """Names of what was launched."""
@@ -79,9 +89,12 @@ class Memory:
 
 @contextmanager
 def gpus(
-    name: str, unavailable: str = "", *, warm: bool = True, captured: bool = False
+    name: str, unavailable: str = "", *, warm: bool = True, captured: bool = False, rank_order: bool = False
 ) -> Iterator[Recorder]:
-    """The group `name` as one of H200s. warm: it has agreed on what it is; captured: a CUDA graph is being captured."""
+    """The group `name` as one of H200s. warm: it has agreed on what it is; captured: a CUDA graph is being captured.
+
+    rank_order: it has agreed on sums in rank order.
+    """
     recorder = Recorder()
     saved = launches._kernels, launches.device, torch.cuda.is_current_stream_capturing
     launches._kernels, launches.device = lambda: recorder, Memory  # type: ignore[assignment]
@@ -89,7 +102,7 @@ def gpus(
     interlace.resolve(name)
     if warm:
         hardware = KNOWN["NVIDIA H200"]
-        state._states[name] = cuda_dispatch.GroupState(hardware, unavailable, heuristics.load())
+        state._states[name] = cuda_dispatch.GroupState(hardware, unavailable, heuristics.load(), rank_order)
     try:
         yield recorder
     finally:

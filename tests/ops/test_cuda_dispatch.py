@@ -85,6 +85,29 @@ def launched(rank: int, world_size: int) -> list[dict[str, Any]]:
     return seen
 
 
+def switch_sums(rank: int, world_size: int, rank_order: bool) -> dict[str, list[bool]]:
+    """Whether the launches of each reducing way let the switch sum."""
+    name = interlace.resolve(None).name
+    seen = {}
+    with gpus(name, rank_order=rank_order) as recorder:
+        for way, op, args in (
+            ("fused", "gemm_all_reduce", (x(4096, DEPTH), x(COLUMNS, DEPTH), None, name)),
+            ("fused rows", "gemm_reduce_scatter", (x(4096, DEPTH), x(COLUMNS, DEPTH), None, 0, name)),
+            ("two_shot", "gemm_all_reduce", (x(200, DEPTH), x(COLUMNS, DEPTH), None, name)),
+        ):
+            recorder.calls.clear()
+            KERNELS[op](*args)
+            seen[way] = recorder.argument("use_multicast")
+    return seen
+
+
+@pytest.mark.parametrize("rank_order", [False, True])
+def test_the_switch_sums_unless_runs_must_be_equal(rank_order: bool) -> None:
+    """Catches sums in the switch's own order under torch.use_deterministic_algorithms."""
+    for seen in run_distributed(2, switch_sums, rank_order):
+        assert seen == {way: [not rank_order] for way in ("fused", "fused rows", "two_shot")}
+
+
 def empty_parts(name: str, rows: int, recorder: Recorder) -> dict[str, Any]:
     """A rank without columns, without depth or without rows takes part: its peers wait for it."""
     found: dict[str, Any] = {}

@@ -106,10 +106,16 @@ def _zeros(like: Tensor, rows: int, columns: int) -> Tensor:
     return torch.zeros((rows, nbytes), dtype=torch.uint8, device=like.device).view(like.dtype)
 
 
-def _has_switch_sums(place: Place) -> bool:
-    """Whether fused sums can go through the switch: only the kernels with the Hopper mainloop know how."""
+def _may_sum_by_switch(place: Place) -> bool:
+    """Whether the switch may sum: not when sums are to keep to rank order."""
     state = known(place.group_name)
-    return state is not None and state.hardware.multicast and state.hardware.mainloop == "sm_90a"
+    return state is not None and state.hardware.multicast and not state.rank_order
+
+
+def _has_switch_sums(place: Place) -> bool:
+    """The same for fused sums: only the kernels with the Hopper mainloop know how."""
+    state = known(place.group_name)
+    return _may_sum_by_switch(place) and state is not None and state.hardware.mainloop == "sm_90a"
 
 
 def fused_reduce(
@@ -163,7 +169,7 @@ def all_reduce(
     workspace = device.workspace(place.group_name, partial.device, half)
     options = [launch.blocks]
     if algorithm == "two_shot":
-        options.append(workspace.multicast != 0)
+        options.append(_may_sum_by_switch(place) and workspace.multicast != 0)
     if epilogue.is_empty:
         kernel = getattr(_kernels(), f"_device_{algorithm}_all_reduce")
         kernel([partial], [sums], *workspace.tail, *options)
@@ -186,7 +192,7 @@ def reduce_scatter(
         max(rows), partial.shape[1], partial.element_size(), place.world_size
     )
     workspace = device.workspace(place.group_name, partial.device, half)
-    multicast = workspace.multicast != 0
+    multicast = _may_sum_by_switch(place) and workspace.multicast != 0
     if epilogue.is_empty:
         _kernels()._device_reduce_scatter(
             partial, sums, list(rows), *workspace.tail, launch.blocks, multicast

@@ -16,11 +16,15 @@ __all__ = ["GroupState", "forget", "is_used", "joined", "known", "state_of"]
 
 @dataclass
 class GroupState:
-    """Equal on all ranks of the group. decisions: what was chosen so far."""
+    """Equal on all ranks of the group. decisions: what was chosen so far.
+
+    rank_order: sums are taken in rank order, never by the switch, whose order is its own and may change between runs.
+    """
 
     hardware: Hardware
     unavailable: str
     table: heuristics.Table
+    rank_order: bool = False
     decisions: dict[tuple[heuristics.Problem, str], heuristics.Decision] = field(default_factory=dict)
 
     def choose(self, problem: heuristics.Problem, demand: str) -> heuristics.Decision:
@@ -39,6 +43,7 @@ _states: dict[str, GroupState] = {}
 def state_of(op: str, group_name: str, on: torch.device) -> GroupState:
     """The group's state. Collective at the first call on CUDA tensors, answered from memory afterwards.
 
+    Sums keep to rank order when torch.use_deterministic_algorithms was on then, on any rank.
     ValueError while a CUDA graph is captured before that first call.
     """
     state = _states.get(group_name)
@@ -50,7 +55,7 @@ def state_of(op: str, group_name: str, on: torch.device) -> GroupState:
             "the model once before the capture (on the same stream), as torch.cuda.graph asks for anyway"
         )
     process_group = _resolve_process_group(group_name)
-    facts = describe(on), heuristics.load().to_json()
+    facts = describe(on), heuristics.load().to_json(), torch.are_deterministic_algorithms_enabled()
     unavailable = device.unavailable(group_name, on)
     multicast = not unavailable and device.multicast(group_name, on)
     state = joined(symmetric_memory.exchange(process_group, facts), unavailable, multicast)
@@ -70,14 +75,18 @@ def tell(group_name: str, rank: int, state: GroupState) -> None:
         )
 
 
-def joined(facts: list[tuple[Hardware, str]], unavailable: str, multicast: bool) -> GroupState:
-    """The state from (hardware, table as JSON) of every rank, in rank order. Rank 0's table serves all. Pure."""
-    hardware, differ = agreed([h for h, _ in facts])
-    origin = "of rank 0" if any(text != facts[0][1] for _, text in facts) else "of this group"
+def joined(facts: list[tuple[Hardware, str, bool]], unavailable: str, multicast: bool) -> GroupState:
+    """The state from (hardware, table as JSON, deterministic) of every rank, in rank order. Pure.
+
+    Rank 0's table serves all; one rank that wants determinism is enough.
+    """
+    hardware, differ = agreed([h for h, _, _ in facts])
+    origin = "of rank 0" if any(text != facts[0][1] for _, text, _ in facts) else "of this group"
     return GroupState(
         hardware=replace(hardware, multicast=multicast),
         unavailable=unavailable or differ,
         table=heuristics.parse(facts[0][1], origin),
+        rank_order=any(deterministic for _, _, deterministic in facts),
     )
 
 

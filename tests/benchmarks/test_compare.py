@@ -114,11 +114,14 @@ def test_the_command_exits_with_one_beyond_the_threshold(tmp_path: Path):
     before.write_text(report(row(100.0), row(8.0, op="all_gather")).to_json())
     busy = row(130.0, note="busy machine: 2 of 9 undisturbed")
     after.write_text(report(busy, row(8.0, op="all_gather")).to_json())
-    done = CliRunner().invoke(bench, ["compare", str(before), str(after)])
+    assert CliRunner().invoke(bench, ["compare", str(before), str(after)]).exit_code == 0
+    done = CliRunner().invoke(bench, ["compare", str(before), str(after), "--count-busy"])
     assert done.exit_code == 1
     assert "SLOWER collective: all_reduce bytes=4,096" in done.output
     assert "(after: busy machine: 2 of 9 undisturbed)" in done.output
     assert "2 rows in both: 1 slower, 0 faster, 1 the same" in done.output
+    after.write_text(report(row(130.0), row(8.0, op="all_gather")).to_json())
+    assert CliRunner().invoke(bench, ["compare", str(before), str(after)]).exit_code == 1
     assert CliRunner().invoke(bench, ["compare", str(before), str(after), "--threshold", "40"]).exit_code == 0
     assert CliRunner().invoke(bench, ["compare", str(before), str(before)]).exit_code == 0
 

@@ -175,12 +175,15 @@ def everything(ranks: int, rank: int | None, **settings: Any) -> None:
 @click.argument("after", type=click.Path(exists=True))
 @click.option("--threshold", metavar="PERCENT", default=5.0, show_default=True, type=click.FloatRange(0))
 @click.option("--metric", default="time", show_default=True, type=click.Choice(["time", "speedup"]))
+@click.option("--count-busy", is_flag=True, help="Rows of a busy machine make the status 1, too.")
 @click.option("--all", "everything", is_flag=True, help="Print rows that did not change, too.")
-def compare(before: str, after: str, threshold: float, metric: str, everything: bool) -> None:
+def compare(
+    before: str, after: str, threshold: float, metric: str, count_busy: bool, everything: bool
+) -> None:
     """Ratios of two results (files or folders of --json); exit status 1 when a row is slower or wrong.
 
     A row counts as slower when it takes more than --threshold longer, and longer by more than twice the noise, which
-    is taken from the spread of both rows' samples. --metric speedup compares the ratio to the baseline instead, which
+    is taken from the spread of both rows' samples. Rows that met a busy machine are shown and do not count. --metric speedup compares the ratio to the baseline instead, which
     carries over between machines.
     """
     from .compare import compare as compare_reports
@@ -194,7 +197,7 @@ def compare(before: str, after: str, threshold: float, metric: str, everything: 
         )
     for text in lines(found, threshold / 100, everything):
         click.echo(text)
-    if found.failed(threshold / 100):
+    if found.failed(threshold / 100, count_busy):
         raise SystemExit(1)
 
 

@@ -74,7 +74,7 @@ class Row:
         """What it is a measurement of: equal for the same line of two runs."""
         return (
             self.op, self.case, self.m, self.n, self.k, self.tokens, self.heads, self.bytes, self.world_size,
-            self.dtype, self.cache, self.straggler_us,
+            self.dtype, self.cache, self.straggler_us, self.extra.get("kv_heads"),
         )  # fmt: skip
 
     @property

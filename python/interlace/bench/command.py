@@ -183,8 +183,8 @@ def compare(
     """Ratios of two results (files or folders of --json); exit status 1 when a row is slower or wrong.
 
     A row counts as slower when it takes more than --threshold longer, and longer by more than twice the noise, which
-    is taken from the spread of both rows' samples. Rows that met a busy machine are shown and do not count. --metric speedup compares the ratio to the baseline instead, which
-    carries over between machines.
+    is taken from the spread of both rows' samples. Rows that met a busy machine are shown and do not count.
+    --metric speedup compares the ratio to the baseline instead, which carries over between machines.
     """
     from .compare import compare as compare_reports
     from .compare import read_reports

@@ -57,7 +57,7 @@ class Comparison:
     warnings: tuple[str, ...]
 
     def failed(self, threshold: float, count_busy: bool = False) -> bool:
-        """Something is slower beyond the threshold and the noise, or wrong. What a busy machine says counts on demand."""
+        """Something is slower beyond threshold and noise, or wrong. Rows of a busy machine count on demand."""
         counted = (change for change in self.changes if count_busy or not change.busy)
         return bool(self.wrong) or any(change.slower(threshold) for change in counted)
 

@@ -34,8 +34,20 @@ configure = $(cmake) -S . -G Ninja -DPython_EXECUTABLE=$(abspath $(python))
 demo: $(stamps)/demo
 	$(VENV)/bin/interlace demo $(ARGS)
 
+# Tests that mostly compile (kernels, emulator, models of the protocol) run beside the others, on what these leave idle of
+# the cores; their output comes at the end. With ARGS everything is one run.
+beside := tests/device tests/models
 test: $(stamps)/test $(stamps)/demo
+ifeq ($(strip $(ARGS)),)
+	@mkdir -p build; \
+	nice -n 19 $(python) -m pytest $(beside) >build/tests-beside.log 2>&1 & beside=$$!; \
+	trap 'kill $$beside 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
+	status=0; $(python) -m pytest $(beside:%=--ignore=%) || status=$$?; \
+	wait $$beside || status=$$?; \
+	cat build/tests-beside.log; exit $$status
+else
 	$(python) -m pytest $(ARGS)
+endif
 
 test-gpu: $(stamps)/test
 	@$(python) -c "import sys, torch; torch.cuda.is_available() or sys.exit('test-gpu: torch ' + torch.__version__ + ' sees no CUDA device; with a GPU: make test-gpu VENV=<an environment with a CUDA torch>, or VENV=.venv-gpu TORCH=torch')"

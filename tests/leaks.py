@@ -7,10 +7,12 @@ import collections
 import gc
 import os
 import pathlib
+import time
 from collections.abc import Collection
 
 # Helpers of the Python runtime that live until the interpreter ends, whoever starts them first.
 _LASTING_CHILDREN = ("multiprocessing.resource_tracker",)
+SHM_GRACE_SECONDS = 5.0
 
 
 def open_files(skip: Collection[int] = ()) -> collections.Counter[str]:
@@ -74,4 +76,13 @@ class Snapshot:
         lines += [
             f"shared mapping {name} x{count}" for name, count in (later.mappings - self.mappings).items()
         ]
-        return lines + [f"/dev/shm/{name}" for name in later.shm - self.shm]
+        return lines + [f"/dev/shm/{name}" for name in _lasting(later.shm - self.shm)]
+
+
+def _lasting(names: set[str]) -> set[str]:
+    """Those that are in /dev/shm for longer than a moment: other programs share the folder."""
+    deadline = time.monotonic() + SHM_GRACE_SECONDS
+    while names and time.monotonic() < deadline:
+        time.sleep(0.1)
+        names = names & set(os.listdir("/dev/shm"))
+    return names

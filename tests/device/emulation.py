@@ -11,7 +11,7 @@ CSRC = Path(__file__).resolve().parents[2] / "csrc"
 PROGRAMS = tuple(sorted(path.stem.removeprefix("test_") for path in (CSRC / "emu").glob("test_*.cpp")))
 SHARED_FOLDERS = ("core", "cuda", "emu")  # what the programs are made of
 FLAGS = ("-std=c++20", "-g1", "-pthread")  # a bug may leave something unused: no warnings
-TIMEOUT_SECONDS = 240
+TIMEOUT_SECONDS = 600
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.device import emulation
+from tests.device import emulation, machine_code
 from tests.device.machine_code import built_objects, execute
 from tests.device.toolkit import find_tool, toolkit_folder
 
 NVCC = find_tool("nvcc")
 TOOLKIT = toolkit_folder()
-pytestmark = pytest.mark.skipif(
-    NVCC is None or TOOLKIT is None, reason="needs nvcc and the CUDA toolkit's headers"
-)
+pytestmark = [
+    pytest.mark.timeout(machine_code.TIMEOUT_SECONDS),  # the first test compiles all kernels
+    pytest.mark.skipif(NVCC is None or TOOLKIT is None, reason="needs nvcc and the CUDA toolkit's headers"),
+]
 
 TORCH = Path(torch.__file__).parent
 HOST = emulation.CSRC / "cuda" / "host"

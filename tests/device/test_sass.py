@@ -18,6 +18,7 @@ from tests.device.machine_code import Kernel
 from tests.device.toolkit import find_tool
 
 pytestmark = [
+    pytest.mark.timeout(machine_code.TIMEOUT_SECONDS),  # the first test compiles all kernels
     pytest.mark.skipif(find_tool("nvcc") is None, reason="needs nvcc"),
     pytest.mark.skipif(
         find_tool("cuobjdump") is None,

@@ -88,8 +88,8 @@ void note_python_path(const std::string& op, const std::string& algorithm, const
   static std::mutex mutex;
   static std::set<std::string> texts;
   const std::lock_guard lock(mutex);
-  note_path({op_named(op), texts.insert(algorithm).first->c_str(), texts.insert(reason).first->c_str(),
-             fused});
+  note_path(
+      {op_named(op), texts.insert(algorithm).first->c_str(), texts.insert(reason).first->c_str(), fused});
 }
 
 py::dict describe_group(const std::string& name) {

@@ -46,7 +46,7 @@ INTERLACE_DEVICE void store_chunk(const float* accumulators, const TileWork& wor
   const int column = first_column + pack * kStoreColumns;
   const int valid = work.columns - column < kStoreColumns ? work.columns - column : kStoreColumns;
   INTERLACE_UNROLL_BY_2  // two packs in flight; all four of every chunk would be tens of KiB of instructions
-  for (int quarter = 0; quarter < 4; ++quarter) {
+      for (int quarter = 0; quarter < 4; ++quarter) {
     const int row = quarter * 4 + lane / 8;
     if (first_row + row >= work.rows || valid <= 0) continue;
     float v[kStoreColumns];

@@ -170,9 +170,8 @@ def one(session: Session, case: AttentionCase, attend: Callable[..., Any]) -> No
     names = ("out", "grad_q", "grad_k", "grad_v")
     for what, got, right, alone in zip(names, _both(split, own), exact, unsplit, strict=True):
         want = right[:, :, mine]
-        allowed = (
-            1.5 * float((alone - right).abs().max()) / float(want.abs().max())
-        )  # of one process' own error
+        # twice what one process is off: each rank's sums are rounded, then their sum
+        allowed = 2.0 * float((alone - right).abs().max()) / float(want.abs().max())
         session.check(f"{what} of {case.name}", got, want, max(allowed, 1e-4))
     held = _held(session, case, split, single, own, whole)
     passes: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {

@@ -14,6 +14,7 @@ PYTHON_FLOORS = {
     "config": 0,
     "_C": 0,
     "_native": 1,
+    "checks": 2,
     "errors": 2,
     "hardware": 2,
     "limits": 2,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from . import reference
+from .checks import check_row_dim
 from .paths import last_path, note_path
 
 __all__ = [
@@ -55,6 +56,7 @@ def gemm_reduce_scatter_norm(
     length: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As gemm_all_reduce_norm for this rank's part along `scatter_dim`."""
+    check_row_dim("gemm_reduce_scatter_norm", scatter_dim, x.dim())
     total = torch.ops.interlace.gemm_reduce_scatter(x, weight, bias, scatter_dim, group_name, None, length)
     _note("gemm_reduce_scatter_norm", "residual and RMSNorm of its rows")
     return _normalised(total, residual, norm_weight, eps)

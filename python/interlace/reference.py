@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
+from .checks import check_row_dim
+
 __all__ = [
     "all_gather",
     "all_gather_gemm",
@@ -21,6 +23,7 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "chunk_range",
+    "flat_rows",
     "gather_sizes",
     "gemm_all_reduce",
     "gemm_all_reduce_norm",
@@ -166,7 +169,7 @@ def _partial(x: Tensor, weight: Tensor) -> Tensor:
     if x.dtype not in _HALF:
         return F.linear(x, weight)
     if x.is_cuda:
-        return torch.mm(x.flatten(0, -2), weight.t(), out_dtype=torch.float32).view(*x.shape[:-1], -1)
+        return torch.mm(flat_rows(x), weight.t(), out_dtype=torch.float32).view(*x.shape[:-1], -1)
     return F.linear(x.float(), weight.float())
 
 
@@ -227,6 +230,11 @@ def with_residual(total: Tensor, bias: Tensor | None, residual: Tensor | None, d
     return total.to(dtype)
 
 
+def flat_rows(x: Tensor) -> Tensor:
+    """x [.., K] -> [M, K]; flatten and not reshape, which cannot tell the rows of an empty tensor."""
+    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dim, in fp32 inside for half precision, rounded once."""
     wide = x.float() if x.dtype in _HALF else x
@@ -259,6 +267,7 @@ def gemm_reduce_scatter_norm(
     length: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As gemm_all_reduce_norm for this rank's part along `scatter_dim`; residual is of that part."""
+    check_row_dim("gemm_reduce_scatter_norm", scatter_dim, x.dim())
     total = reduce_scatter(_partial(x, weight), scatter_dim, group_name, length)
     total = with_residual(total, bias, residual, x.dtype)
     return rms_norm(total, norm_weight, eps), total

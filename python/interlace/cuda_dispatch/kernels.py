@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import decomposed, reference
+from ..checks import check_products, wrap_dim
 from ..paths import note_path
 from . import launches
-from .arguments import check_products
 from .deciding import decide, place_of, shard_sizes
 from .launches import Epilogue, Place
 from .norms import gemm_all_reduce_norm, gemm_reduce_scatter_norm
 from .scaled import all_gather_gemm_scaled, gemm_reduce_scatter_scaled
-from .shapes import flat_rows, granule_of, leads, no_packed, wrap_dim
+from .shapes import comes_first, leads, no_packed, per_index
 from .sums import Sum, summed
 
 __all__ = ["KERNELS"]
@@ -34,11 +34,11 @@ def _all_gather_gemm(
 ) -> tuple[Tensor, list[Tensor]]:
     op = "all_gather_gemm"
     no_packed(op, packed_rows)
-    dim = wrap_dim(op, "gather_dim", gather_dim, x_shard)
-    check_products(op, [x_shard], weights, biases, inner=dim == x_shard.dim() - 1)
+    dim = wrap_dim(op, "gather_dim", gather_dim, x_shard.dim())
+    check_products(op, [x_shard], weights, biases, inner_is_gathered=dim == x_shard.dim() - 1)
     place = place_of(group_name)
     sizes = shard_sizes(op, x_shard.shape[dim], place, x_shard.device, gather_size)
-    granule = granule_of(x_shard, dim)
+    granule = per_index(x_shard.shape[:-1], dim)
     decision = decide(
         op, x_shard, place, rows=sum(sizes) * granule, width=x_shard.shape[-1],
         dim_leads=leads(x_shard, dim), products=len(weights),
@@ -50,7 +50,7 @@ def _all_gather_gemm(
         return reference.all_gather_gemm(*arguments)
     shape = [*x_shard.shape[:dim], sum(sizes), *x_shard.shape[dim + 1 : -1]]
     rows = [size * granule for size in sizes]
-    x = flat_rows(x_shard)
+    x = reference.flat_rows(x_shard)
     if decision.algorithm == "fused":
         whole, outs = launches.fused_gather(
             x, weights, biases, rows, place, decision.launch, out_dtype=x.dtype, want_gathered=return_gathered
@@ -149,11 +149,11 @@ def _all_reduce(x: Tensor, group_name: str) -> Tensor:
 
 
 def _all_gather(x: Tensor, dim: int, group_name: str, gather_size: int | None = None) -> Tensor:
-    at = wrap_dim("all_gather", "dim", dim, x)
+    at = wrap_dim("all_gather", "dim", dim, x.dim())
     place = place_of(group_name)
     sizes = shard_sizes("all_gather", x.shape[at], place, x.device, gather_size)
     width = x.numel() // max(1, x.shape[at])
-    decision = decide("all_gather", x, place, rows=sum(sizes), width=width, dim_leads=_first(x, at))
+    decision = decide("all_gather", x, place, rows=sum(sizes), width=width, dim_leads=comes_first(x, at))
     if decision.algorithm == "baseline":
         return reference.all_gather(x, dim, group_name, gather_size)
     whole = launches.all_gather(x.reshape(-1, width), sizes, place, decision.launch)
@@ -161,20 +161,16 @@ def _all_gather(x: Tensor, dim: int, group_name: str, gather_size: int | None = 
 
 
 def _reduce_scatter(x: Tensor, dim: int, group_name: str, length: int | None = None) -> Tensor:
-    at = wrap_dim("reduce_scatter", "dim", dim, x)
+    at = wrap_dim("reduce_scatter", "dim", dim, x.dim())
     place: Place = place_of(group_name)
     sizes = reference.scatter_sizes(x.shape[at], group_name, x.device, length)
     width = x.numel() // max(1, x.shape[at])
-    decision = decide("reduce_scatter", x, place, rows=x.shape[at], width=width, dim_leads=_first(x, at))
+    decision = decide("reduce_scatter", x, place, rows=x.shape[at], width=width, dim_leads=comes_first(x, at))
     if decision.algorithm == "baseline":
         return reference.reduce_scatter(x, dim, group_name, length)
     flat = x.reshape(-1, width)
     sums, _ = launches.reduce_scatter(flat, sizes, Epilogue(), place, decision.launch)
     return sums.view(*x.shape[:at], sizes[place.rank], *x.shape[at + 1 :])
-
-
-def _first(x: Tensor, dim: int) -> bool:
-    return all(size == 1 for size in x.shape[:dim])
 
 
 def _all_to_all(

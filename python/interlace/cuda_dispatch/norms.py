@@ -5,10 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from .. import decomposed, reference
-from .arguments import check_norm, check_products
+from ..checks import check_norm, check_products, check_row_dim
 from .deciding import place_of
 from .launches import Epilogue
-from .shapes import wrap_dim
 from .sums import Sum, summed
 
 __all__ = ["gemm_all_reduce_norm", "gemm_reduce_scatter_norm"]
@@ -50,9 +49,7 @@ def gemm_reduce_scatter_norm(
     """As gemm_all_reduce_norm for this rank's part along `scatter_dim`; residual is of that part."""
     op = "gemm_reduce_scatter_norm"
     check_products(op, [x], [weight], [bias])
-    dim = wrap_dim(op, "scatter_dim", scatter_dim, x)
-    if dim == x.dim() - 1:
-        raise ValueError(f"{op}: scatter_dim={scatter_dim} is the normalised dim; scatter one of the others")
+    dim = check_row_dim(op, scatter_dim, x.dim())
     place = place_of(group_name)
     shape = [*x.shape[:-1], weight.shape[0]]
     begin, end = reference.chunk_range(x.shape[dim], place.world_size, place.rank)

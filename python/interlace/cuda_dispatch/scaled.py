@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from .. import decomposed, reference
+from ..checks import check_scaled, wrap_dim
 from . import launches
-from .arguments import check_scaled
 from .deciding import decide, place_of, shard_sizes
 from .launches import Epilogue
-from .shapes import flat_rows, granule_of, leads, wrap_dim
+from .shapes import leads, per_index
 from .sums import Sum, summed
 
 __all__ = ["all_gather_gemm_scaled", "gemm_reduce_scatter_scaled"]
@@ -31,11 +31,11 @@ def all_gather_gemm_scaled(
 ) -> list[Tensor]:
     """gather(x * x_scale) @ (W_i * weight_scale_i)^T + b_i; the scales of the rows travel with them."""
     op = "all_gather_gemm_scaled"
-    check_scaled(op, x_shard, x_scale, weights, weight_scales)
-    dim = wrap_dim(op, "gather_dim", gather_dim, x_shard)
+    check_scaled(op, x_shard, x_scale, weights, weight_scales, biases, out_dtype)
+    dim = wrap_dim(op, "gather_dim", gather_dim, x_shard.dim())
     place = place_of(group_name)
     sizes = shard_sizes(op, x_shard.shape[dim], place, x_shard.device, gather_size)
-    granule = granule_of(x_shard, dim)
+    granule = per_index(x_shard.shape[:-1], dim)
     decision = decide(
         op, x_shard, place, rows=sum(sizes) * granule, width=x_shard.shape[-1],
         dim_leads=leads(x_shard, dim), products=len(weights), out_dtype=out_dtype,
@@ -47,7 +47,10 @@ def all_gather_gemm_scaled(
         return reference.all_gather_gemm_scaled(*arguments, gather_size)
     shape = [*x_shard.shape[:dim], sum(sizes), *x_shard.shape[dim + 1 : -1]]
     rows = [size * granule for size in sizes]
-    x, scales = flat_rows(x_shard), reference.row_scales(x_shard, x_scale).reshape(-1, 1).contiguous()
+    x, scales = (
+        reference.flat_rows(x_shard),
+        reference.row_scales(x_shard, x_scale).reshape(-1, 1).contiguous(),
+    )
     if decision.algorithm == "fused":
         _, outs = launches.fused_gather(
             x, weights, biases, rows, place, decision.launch, out_dtype=out_dtype, want_gathered=False,
@@ -77,7 +80,7 @@ def gemm_reduce_scatter_scaled(
 ) -> Tensor:
     """This rank's part of the sum over ranks of (x * x_scale) @ (W * weight_scale)^T, plus the bias once."""
     op = "gemm_reduce_scatter_scaled"
-    check_scaled(op, x, x_scale, [weight], [weight_scale])
+    check_scaled(op, x, x_scale, [weight], [weight_scale], [bias], out_dtype)
     arguments = (x, x_scale, weight, weight_scale, bias, out_dtype, scatter_dim, group_name, length)
     scales = reference.row_scales(x, x_scale).reshape(-1, 1).contiguous()
     scale = by_row(weight, weight_scale)

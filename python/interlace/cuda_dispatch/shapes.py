@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-__all__ = ["dense", "flat_rows", "granule_of", "leads", "no_packed", "wrap_dim"]
+__all__ = ["comes_first", "dense", "leads", "no_packed", "per_index"]
 
 
-def wrap_dim(op: str, what: str, dim: int, x: Tensor) -> int:
-    """`dim` counted from the front. ValueError when x has no such dim."""
-    if not -x.dim() <= dim < x.dim():
-        raise ValueError(f"{op}: {what}={dim} is out of range for a tensor of {x.dim()} dims")
-    return dim % x.dim()
+def comes_first(x: Tensor, dim: int) -> bool:
+    """Whether what one index of `dim` selects lies together: only dims of size 1 come before it."""
+    return all(size == 1 for size in x.shape[:dim])
 
 
 def leads(x: Tensor, dim: int) -> bool:
-    """Whether the rows [.., K] of one index of `dim` lie together: only dims of size 1 come before it."""
-    return dim < x.dim() - 1 and all(size == 1 for size in x.shape[:dim])
+    """The same for a dim of rows [.., K], which the last is not."""
+    return dim < x.dim() - 1 and comes_first(x, dim)
 
 
-def granule_of(x: Tensor, dim: int) -> int:
-    """Rows [K] of x per index of `dim`; 1 for the dim of columns."""
-    rows = x.shape[:-1].numel()
-    return rows // x.shape[dim] if dim < x.dim() - 1 and x.shape[dim] else _without(x, dim)
-
-
-def _without(x: Tensor, dim: int) -> int:
-    sizes = [size for d, size in enumerate(x.shape[:-1]) if d != dim]
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
-
-
-def flat_rows(x: Tensor) -> Tensor:
-    """x [.., K] -> [M, K]; flatten and not reshape, which cannot tell the rows of an empty tensor."""
-    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+def per_index(shape: Sequence[int], dim: int) -> int:
+    """Elements per index of `dim`: equal on all ranks, whatever their lengths of it, also none."""
+    return math.prod(size for at, size in enumerate(shape) if at != dim)
 
 
 def dense(tensor: Tensor | None) -> Tensor | None:

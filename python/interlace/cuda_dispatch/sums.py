@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import reference as plain
+from ..checks import wrap_dim
 from ..heuristics import Decision
 from . import launches
 from .deciding import OURS, decide
 from .launches import Epilogue, Place
-from .shapes import dense, flat_rows, granule_of, leads, wrap_dim
+from .shapes import dense, leads, per_index
 
 __all__ = ["Sum", "summed"]
 
@@ -49,9 +50,9 @@ class Sum:
     def partial(self) -> Tensor:
         """This rank's product [M, N], rounded to the output's dtype."""
         if self.x_scale is not None and self.weight_scale is not None:
-            x = flat_rows(self.xs[0])
+            x = plain.flat_rows(self.xs[0])
             return plain.scaled_linear(x, self.x_scale, self.weights[0], self.weight_scale, None, self.dtype)
-        rows = [flat_rows(x) for x in self.xs]
+        rows = [plain.flat_rows(x) for x in self.xs]
         if len(rows) == 1:
             return F.linear(rows[0], self.weights[0])
         return plain.sum_of_products(rows, self.weights).to(self.dtype)
@@ -65,7 +66,7 @@ def summed(
     reference and pieces(overlapped) go by torch.distributed; they return sums, or (normalised, sums).
     """
     x, n = call.xs[0], call.weights[0].shape[0]
-    dim = None if call.scatter_dim is None else wrap_dim(call.op, "scatter_dim", call.scatter_dim, x)
+    dim = None if call.scatter_dim is None else wrap_dim(call.op, "scatter_dim", call.scatter_dim, x.dim())
     columns = dim is not None and dim == x.dim() - 1
     sizes = None
     if dim is not None and not columns:
@@ -100,13 +101,13 @@ def _by_kernels(
     rows = None
     shape = list(x.shape[:-1])
     if dim is not None and sizes is not None:
-        rows = [size * granule_of(x, dim) for size in sizes]
+        rows = [size * per_index(x.shape[:-1], dim) for size in sizes]
         shape[dim] = sizes[call.place.rank]
     given = call.epilogue
-    flat = None if given.residual is None else flat_rows(given.residual)
+    flat = None if given.residual is None else plain.flat_rows(given.residual)
     epilogue = Epilogue(dense(given.bias), dense(flat), dense(given.norm_weight), given.eps)
     if decision.algorithm == "fused":
-        flats = [flat_rows(x) for x in call.xs]
+        flats = [plain.flat_rows(x) for x in call.xs]
         results = launches.fused_reduce(
             flats, call.weights, epilogue, rows, call.place, decision.launch, out_dtype=call.dtype,
             x_scale=call.x_scale, weight_scale=call.weight_scale,

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import reference
+from ..checks import check_row_dim
 from .steps import Peers, Transfer
 
 __all__ = [
@@ -204,11 +205,7 @@ def gemm_reduce_scatter_norm(
     overlapped: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """As reference.gemm_reduce_scatter_norm."""
-    dim = scatter_dim % x.dim()
-    if dim == x.dim() - 1:
-        raise ValueError(
-            "gemm_reduce_scatter_norm: scatter_dim is the normalised dim; scatter one of the others"
-        )
+    dim = check_row_dim("gemm_reduce_scatter_norm", scatter_dim, x.dim())
     moved = None if residual is None else residual.movedim(dim, 0)
     total = _scatter(
         [x], [weight], dim, group_name, length, lambda xs: _linear(xs, [weight]),
@@ -256,7 +253,7 @@ def sum_gemm_all_reduce(
     xs: Sequence[Tensor], weights: Sequence[Tensor], group_name: str, *, overlapped: bool = True
 ) -> Tensor:
     """Sum over ranks and products of x_i @ W_i^T."""
-    flat = [x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0) for x in xs]
+    flat = [reference.flat_rows(x) for x in xs]
     n, dtype = weights[0].shape[0], xs[0].dtype
     out = _all_reduce(
         _linear(flat, weights), flat[0].shape[0], n, Peers(group_name),
@@ -276,7 +273,7 @@ def _with_residual(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, group_name: str, overlapped: bool
 ) -> Tensor:
     n = weight.shape[0]
-    flat = x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
+    flat = reference.flat_rows(x)
     rows = None if residual is None else residual.reshape(flat.shape[0], n)
     out = _all_reduce(
         _linear([flat], [weight]), flat.shape[0], n, Peers(group_name),

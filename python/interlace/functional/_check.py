@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from .. import cuda_dispatch, symmetric_memory
+from .. import checks, cuda_dispatch, symmetric_memory
 from ..errors import CollectiveAborted, CollectiveTimeout, translated
 from ..groups import GroupInfo
 from ..reference import chunk_range
@@ -22,6 +22,7 @@ __all__ = [
     "check_splits",
     "peers_told",
     "refuse",
+    "refused",
 ]
 
 
@@ -63,9 +64,18 @@ def peers_told(info: GroupInfo, op: str) -> Iterator[None]:
         raise error from None
 
 
+def refused(info: GroupInfo, check: Callable[..., object], *args: Any, **options: Any) -> None:
+    """Run a check of `checks`; what it raises, the peers are told first."""
+    try:
+        check(*args, **options)
+        return
+    except (ValueError, TypeError) as error:
+        mistake = error
+    refuse(info, type(mistake), str(mistake))
+
+
 def check_dim(op: str, what: str, dim: int, ndim: int, info: GroupInfo) -> None:
-    if not -ndim <= dim < ndim:
-        refuse(info, ValueError, f"{op}: {what}={dim} is out of range for a tensor of {ndim} dims")
+    refused(info, checks.wrap_dim, op, what, dim, ndim)
 
 
 def check_product(
@@ -80,41 +90,10 @@ def check_product(
 
     inner_is_gathered: K of the weights is that of the gathered x, which this rank does not know yet.
     """
-    if x.dim() < 1:
-        refuse(info, ValueError, f"{op}: x is a scalar; expected [.., K]")
-    if not weights:
-        refuse(info, ValueError, f"{op}: the list of weights is empty; give at least one")
-    if len(biases) != len(weights):
-        refuse(
-            info,
-            ValueError,
-            f"{op}: {len(weights)} weights but {len(biases)} biases; give None where there is none",
-        )
-    autocast = torch.is_autocast_enabled(x.device.type)
-    for weight, bias in zip(weights, biases, strict=True):
-        if weight.dim() != 2 or (weight.shape[1] != x.shape[-1] and not inner_is_gathered):
-            refuse(
-                info,
-                ValueError,
-                f"{op}: x {list(x.shape)} needs a weight [N, {x.shape[-1]}], got {list(weight.shape)}",
-            )
-        if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
-            refuse(info, ValueError, f"{op}: expected a bias [{weight.shape[0]}], got {list(bias.shape)}")
-        for name, tensor in (("weight", weight), ("bias", bias)):
-            if tensor is None:
-                continue
-            if tensor.device.type != x.device.type:
-                refuse(
-                    info, ValueError, f"{op}: x is on {x.device}, {name} on {tensor.device}; move one of them"
-                )
-            if tensor.dtype != x.dtype and not autocast:
-                refuse(
-                    info,
-                    TypeError,
-                    f"{op}: x is {x.dtype}, {name} is {tensor.dtype}; cast one of them or use torch.autocast",
-                )
-    if not x.is_floating_point():
-        refuse(info, TypeError, f"{op}: x is {x.dtype}; expected float32, bfloat16, float16 or float64")
+    cast = torch.is_autocast_enabled(x.device.type)
+    refused(
+        info, checks.check_products, op, [x], weights, biases, inner_is_gathered=inner_is_gathered, cast=cast
+    )
 
 
 def check_gather_size(op: str, x: Tensor, dim: int, gather_size: int | None, info: GroupInfo) -> None:

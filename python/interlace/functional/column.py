@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..ops import OPS
+from ..reference import flat_rows
 from ._autograd import (
     below_autograd,
     goes_as_forward,
@@ -25,19 +26,14 @@ from .regions import as_copied, summed
 __all__: list[str] = []
 
 
-def _matrix(x: Tensor) -> Tensor:
-    """x [.., C] -> [rows, C]; flatten and not reshape, which cannot tell the rows of an empty tensor."""
-    return x.flatten(0, -2) if x.dim() > 1 else x.unsqueeze(0)
-
-
 def weight_gradient(grad_out: Tensor, x: Tensor) -> Tensor:
     """grad_out [.., N], x [.., K] -> [N, K]: the product over all leading dims."""
-    return _matrix(grad_out).t() @ _matrix(x)
+    return flat_rows(grad_out).t() @ flat_rows(x)
 
 
 def bias_gradient(grad_out: Tensor) -> Tensor:
     """grad_out [.., N] -> [N]: the sum over all leading dims."""
-    return _matrix(grad_out).sum(0)
+    return flat_rows(grad_out).sum(0)
 
 
 def _input_gradient(grad_outs: list[Tensor], weights: list[Tensor]) -> Tensor:

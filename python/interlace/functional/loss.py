@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..groups import Group, GroupInfo, resolve
 from ..ops import OPS
+from ..reference import flat_rows
 from ._check import refuse
 from ._vocabulary import check_ids, first_entry, places
 from .collectives import all_gather
@@ -215,7 +216,7 @@ def vocab_parallel_cross_entropy(
         vocab_size, vocab_start, ignore_index, label_smoothing, z_loss, reduction,
     )  # fmt: skip
     flat = target.flatten()
-    matrix = logits_shard.flatten(0, -2) if logits_shard.dim() > 1 else logits_shard.unsqueeze(0)
+    matrix = flat_rows(logits_shard)
     loss = _CrossEntropy.apply(matrix, flat, options).view(target.shape)
     return _reduced(loss, target, ignore_index, reduction)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .. import reference
+from .. import checks, reference
 from ..groups import Group, GroupInfo, resolve
 from ..ops import OPS
 from ._autograd import (
@@ -21,7 +21,7 @@ from ._autograd import (
     requires_grad,
     will_need,
 )
-from ._check import autocast, check_dim, check_product, refuse
+from ._check import autocast, check_product, refused
 from ._weights import op_weights
 from .column import bias_gradient, weight_gradient
 
@@ -203,22 +203,7 @@ def _plain_checked(
     """The weight as the ops take it."""
     check_product(op, x, [weight], [bias], info, inner_is_gathered=False)
     cast = torch.is_autocast_enabled(x.device.type)
-    for what, tensor, expected in (
-        ("residual", residual, shape),
-        ("norm_weight", norm_weight, [weight.shape[0]]),
-    ):
-        if tensor is None:
-            continue
-        if list(tensor.shape) != expected:
-            refuse(info, ValueError, f"{op}: expected a {what} {expected}, got {list(tensor.shape)}")
-        if tensor.device != x.device:
-            refuse(info, ValueError, f"{op}: x is on {x.device}, {what} on {tensor.device}; move one of them")
-        if tensor.dtype != x.dtype and not cast:
-            refuse(
-                info,
-                TypeError,
-                f"{op}: x is {x.dtype}, {what} is {tensor.dtype}; cast one of them or use torch.autocast",
-            )
+    refused(info, checks.check_norm, op, x, shape, residual, norm_weight, cast=cast)
     return op_weights([weight], True)[0][0]
 
 
@@ -279,12 +264,8 @@ def linear_reduce_scatter_norm(
     """
     op = "linear_reduce_scatter_norm"
     info = resolve(group)
-    check_dim(op, "scatter_dim", scatter_dim, x.dim(), info)
+    refused(info, checks.check_row_dim, op, scatter_dim, x.dim())
     dim = scatter_dim % x.dim()
-    if dim == x.dim() - 1:
-        refuse(
-            info, ValueError, f"{op}: scatter_dim={scatter_dim} is the normalised dim; scatter another one"
-        )
     shape = [*x.shape[:-1], weight.shape[0]]
     begin, end = reference.chunk_range(x.shape[dim], info.world_size, info.rank)
     shape[dim] = end - begin

@@ -8,15 +8,13 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from .. import reference
-from ..groups import Group, GroupInfo, resolve
+from .. import checks, reference
+from ..groups import Group, resolve
 from ..ops import OPS
 from ._autograd import below_autograd, call, register, requires_grad
-from ._check import check_dim, check_gather_size, refuse
+from ._check import check_dim, check_gather_size, refuse, refused
 
 __all__ = ["all_gather_linear_scaled", "linear_reduce_scatter_scaled"]
-
-_OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def _forward_only(op: str, group_at: int) -> Callable[..., Any]:
@@ -38,61 +36,6 @@ def _forward_only(op: str, group_at: int) -> Callable[..., Any]:
 
 register("all_gather_gemm_scaled", _forward_only("all_gather_gemm_scaled", 7))
 register("gemm_reduce_scatter_scaled", _forward_only("gemm_reduce_scatter_scaled", 7))
-
-
-def _check(
-    op: str,
-    x: Tensor,
-    x_scale: Tensor,
-    weights: Sequence[Tensor],
-    weight_scales: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    out_dtype: torch.dtype,
-    info: GroupInfo,
-) -> None:
-    """Shapes, dtypes and devices; every rank checks the same before anything is sent."""
-    if x.dim() < 2:
-        refuse(info, ValueError, f"{op}: x has shape {list(x.shape)}; expected [.., M, K]")
-    if not weights or len(weights) != len(weight_scales) or len(weights) != len(biases):
-        counts = f"{len(weights)} weights, {len(weight_scales)} weight scales, {len(biases)} biases"
-        refuse(info, ValueError, f"{op}: {counts}; give as many of each, at least one (None for no bias)")
-    if out_dtype not in _OUT_DTYPES:
-        refuse(info, TypeError, f"{op}: out_dtype={out_dtype}; expected bfloat16, float16 or float32")
-    _check_scale(op, "x", x, x_scale, x.shape[:-1].numel(), info)
-    for weight, scale, bias in zip(weights, weight_scales, biases, strict=True):
-        if weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
-            refuse(
-                info,
-                ValueError,
-                f"{op}: x {list(x.shape)} needs a weight [N, {x.shape[-1]}], got {list(weight.shape)}",
-            )
-        if weight.device != x.device:
-            refuse(info, ValueError, f"{op}: x is on {x.device}, weight on {weight.device}; move one of them")
-        _check_scale(op, "weight", weight, scale, weight.shape[0], info)
-        if bias is not None and (list(bias.shape) != [weight.shape[0]] or bias.dtype != out_dtype):
-            refuse(
-                info,
-                ValueError,
-                f"{op}: expected a bias [{weight.shape[0]}] in {out_dtype}, got {list(bias.shape)} in {bias.dtype}",
-            )
-
-
-def _check_scale(op: str, what: str, tensor: Tensor, scale: Tensor, rows: int, info: GroupInfo) -> None:
-    if tensor.dtype is not torch.float8_e4m3fn:
-        refuse(info, TypeError, f"{op}: {what} is {tensor.dtype}; expected float8_e4m3fn")
-    if scale.dtype is not torch.float32 or scale.device != tensor.device:
-        refuse(
-            info,
-            TypeError,
-            f"{op}: the scale of {what} is {scale.dtype} on {scale.device}; expected float32 on {tensor.device}",
-        )
-    if scale.numel() not in (1, rows):
-        refuse(
-            info,
-            ValueError,
-            f"{op}: the scale of {what} {list(tensor.shape)} has {scale.numel()} elements; expected 1, or {rows}, "
-            "one a row",
-        )
 
 
 @overload
@@ -147,7 +90,7 @@ def all_gather_linear_scaled(
     scales = [weight_scale] if isinstance(weight_scale, Tensor) else list(weight_scale)
     biases = [bias] * len(weights) if bias is None or isinstance(bias, Tensor) else list(bias)
     check_dim(op, "gather_dim", gather_dim, x.dim(), info)
-    _check(op, x, x_scale, weights, scales, biases, out_dtype, info)
+    refused(info, checks.check_scaled, op, x, x_scale, weights, scales, biases, out_dtype)
     if gather_dim % x.dim() == x.dim() - 1:
         refuse(info, ValueError, f"{op}: gather_dim={gather_dim} is the inner dim; its scales are by row")
     check_gather_size(op, x, gather_dim, gather_size, info)
@@ -185,7 +128,7 @@ def linear_reduce_scatter_scaled(
     op = "linear_reduce_scatter_scaled"
     info = resolve(group)
     check_dim(op, "scatter_dim", scatter_dim, x.dim(), info)
-    _check(op, x, x_scale, [weight], [weight_scale], [bias], out_dtype, info)
+    refused(info, checks.check_scaled, op, x, x_scale, [weight], [weight_scale], [bias], out_dtype)
     if scatter_dim % x.dim() == x.dim() - 1:
         refuse(
             info, ValueError, f"{op}: scatter_dim={scatter_dim} is the dim of columns; scatter one of rows"

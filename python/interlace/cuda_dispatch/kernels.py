@@ -152,11 +152,11 @@ def _all_gather(x: Tensor, dim: int, group_name: str, gather_size: int | None = 
     at = wrap_dim("all_gather", "dim", dim, x.dim())
     place = place_of(group_name)
     sizes = shard_sizes("all_gather", x.shape[at], place, x.device, gather_size)
-    width = x.numel() // max(1, x.shape[at])
+    width = per_index(x.shape, at)
     decision = decide("all_gather", x, place, rows=sum(sizes), width=width, dim_leads=comes_first(x, at))
     if decision.algorithm == "baseline":
         return reference.all_gather(x, dim, group_name, gather_size)
-    whole = launches.all_gather(x.reshape(-1, width), sizes, place, decision.launch)
+    whole = launches.all_gather(x.reshape(x.shape[at], width), sizes, place, decision.launch)
     return whole.view(*x.shape[:at], sum(sizes), *x.shape[at + 1 :])
 
 
@@ -164,11 +164,11 @@ def _reduce_scatter(x: Tensor, dim: int, group_name: str, length: int | None = N
     at = wrap_dim("reduce_scatter", "dim", dim, x.dim())
     place: Place = place_of(group_name)
     sizes = reference.scatter_sizes(x.shape[at], group_name, x.device, length)
-    width = x.numel() // max(1, x.shape[at])
+    width = per_index(x.shape, at)
     decision = decide("reduce_scatter", x, place, rows=x.shape[at], width=width, dim_leads=comes_first(x, at))
     if decision.algorithm == "baseline":
         return reference.reduce_scatter(x, dim, group_name, length)
-    flat = x.reshape(-1, width)
+    flat = x.reshape(x.shape[at], width)
     sums, _ = launches.reduce_scatter(flat, sizes, Epilogue(), place, decision.launch)
     return sums.view(*x.shape[:at], sizes[place.rank], *x.shape[at + 1 :])
 

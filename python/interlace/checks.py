@@ -58,16 +58,17 @@ def check_products(
             )
         if bias is not None and list(bias.shape) != [weight.shape[0]]:
             raise ValueError(f"{op}: expected a bias [{weight.shape[0]}], got {list(bias.shape)}")
-        for what, tensor in (("x", x), ("weight", weight), ("bias", bias)):
-            _check_like(op, what, tensor, first, cast)
+        if x is not first:
+            _check_like(op, "x", x, first, cast)
+        _check_like(op, "weight", weight, first, cast)
+        if bias is not None:
+            _check_like(op, "bias", bias, first, cast)
     for x in xs:
         if not x.is_floating_point():
             raise TypeError(f"{op}: x is {x.dtype}; expected float32, bfloat16, float16 or float64")
 
 
-def _check_like(op: str, what: str, tensor: Tensor | None, first: Tensor, cast: bool) -> None:
-    if tensor is None:
-        return
+def _check_like(op: str, what: str, tensor: Tensor, first: Tensor, cast: bool) -> None:
     if tensor.device != first.device:
         raise ValueError(f"{op}: x is on {first.device}, {what} on {tensor.device}; move one of them")
     if tensor.dtype != first.dtype and not cast:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,11 +32,12 @@ from .decoders import (
     split_by_interlace,
     split_by_torch,
 )
-from .output import Column, markdown, short
-from .row import Report, Row
+from .output import Column
+from .row import Report
 from .session import Session, size_of
 from .shapes import architecture_of, dtypes_of, rows_of
 from .split_paths import SplitPath, split_paths
+from .steps import README_AGAINST, README_STEP, against, readme_of, step
 from .verdict import relative_error
 
 __all__ = ["COLUMNS", "DEVICES", "LayerCase", "cases", "readme", "run"]
@@ -52,35 +53,16 @@ COLUMNS = [
     Column("of", "case", width=15),
     Column("tokens", "tokens", "{}", 6),
     Column("dtype", "dtype", width=8),
-    Column("us", "fused_us", "{:.1f}"),
-    Column("p95", "p95_us", "{:.1f}"),
-    Column("tokens/s", "tokens_per_second", "{:,.0f}"),
-    Column("TFLOP/s", "tflops", "{:.3f}", 7),
-    Column("compute", "compute_us", "{:.1f}"),
-    Column("coll.", "collective_us", "{:.1f}", 8),
-    Column("exposed", "exposed_us", "{:.1f}", 8),
-    Column("share", "exposed_share", "{:.1%}", 6),
-    Column("overlap", "overlap_efficiency", "{:.2f}", 7),
-    Column("comm", "communication_ratio", "{:.3f}", 6),
-    Column("torch us", "baseline_us", "{:.1f}"),
-    Column("x torch", "speedup", "{:.2f}", 7),
-    Column("peer", "peer", width=18),
-    Column("x peer", "peer_speedup", "{:.2f}", 6),
-    Column("x unsplit", "unsplit_ratio", "{:.2f}"),
+    *step("{:.1f}"),
+    *against("{:.1f}"),
 ]
 
 
 README = [
     Column("block", "op"),
     Column("of", "case"),
-    Column("dtype", "dtype"),
-    Column("tokens", "tokens", "{:,}"),
-    Column("ms", "milliseconds", "{:.2f}"),
-    Column("tokens/s", "tokens_per_second", "{:,.0f}"),
-    Column("of it exposed", "exposed_share", "{:.1%}"),
-    Column("x torch", "speedup", "{:.2f}"),
-    Column("x best peer", "peer_speedup", "{:.2f}"),
-    Column("x unsplit", "unsplit_ratio", "{:.2f}"),
+    *README_STEP,
+    *README_AGAINST,
 ]
 
 
@@ -307,16 +289,9 @@ def sums(session: Session, x: Tensor, count: int) -> Callable[[], object]:
     return run
 
 
-def milliseconds(row: Row) -> Row:
-    """The row with a time that a person reads."""
-    took = None if row.fused_us is None else row.fused_us / 1e3
-    return replace(row.with_extra(milliseconds=took), dtype=short(row.dtype))
-
-
 def readme(report: Report) -> str:
     """A line per block, phase and size."""
-    rows = [milliseconds(row) for row in report.rows if not row.straggler_us]
-    return markdown(rows, README, notes=False)
+    return readme_of(report, README)
 
 
 def run(settings: Mapping[str, object]) -> int:

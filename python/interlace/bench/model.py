@@ -36,13 +36,14 @@ from .decoders import (
     split_by_torch,
     step_of,
 )
-from .layer import milliseconds, sums
+from .layer import sums
 from .loading import loaded
-from .output import Column, markdown
+from .output import Column
 from .row import Report
 from .session import Session, size_of
 from .shapes import dtypes_of
 from .split_paths import SplitPath, split_paths
+from .steps import README_AGAINST, README_STEP, against, readme_of, step
 from .verdict import relative_error
 
 __all__ = ["COLUMNS", "DEVICES", "MODELS", "ModelCase", "cases", "readme", "run"]
@@ -65,34 +66,15 @@ COLUMNS = [
     Column("model", "case", width=24),
     Column("tokens", "tokens", "{}", 6),
     Column("dtype", "dtype", width=8),
-    Column("us", "fused_us", "{:.0f}"),
-    Column("p95", "p95_us", "{:.0f}"),
-    Column("tokens/s", "tokens_per_second", "{:,.1f}"),
-    Column("TFLOP/s", "tflops", "{:.3f}", 7),
-    Column("compute", "compute_us", "{:.0f}"),
-    Column("coll.", "collective_us", "{:.0f}", 7),
-    Column("exposed", "exposed_us", "{:.0f}", 7),
-    Column("share", "exposed_share", "{:.1%}", 6),
-    Column("overlap", "overlap_efficiency", "{:.2f}", 7),
-    Column("comm", "communication_ratio", "{:.3f}", 6),
-    Column("torch us", "baseline_us", "{:.0f}"),
-    Column("x torch", "speedup", "{:.2f}", 7),
-    Column("peer", "peer", width=18),
-    Column("x peer", "peer_speedup", "{:.2f}", 6),
-    Column("x unsplit", "unsplit_ratio", "{:.2f}"),
+    *step("{:.0f}"),
+    *against("{:.0f}"),
 ]
 
 
 README = [
     Column("model", "case"),
-    Column("dtype", "dtype"),
-    Column("tokens", "tokens", "{:,}"),
-    Column("ms", "milliseconds", "{:.2f}"),
-    Column("tokens/s", "tokens_per_second", "{:,.0f}"),
-    Column("of it exposed", "exposed_share", "{:.1%}"),
-    Column("x torch", "speedup", "{:.2f}"),
-    Column("x best peer", "peer_speedup", "{:.2f}"),
-    Column("x unsplit", "unsplit_ratio", "{:.2f}"),
+    *README_STEP,
+    *README_AGAINST,
 ]
 
 
@@ -344,8 +326,7 @@ def one(session: Session, case: ModelCase, models: Frozen | Trained) -> None:
 
 def readme(report: Report) -> str:
     """A line per model and phase."""
-    rows = [milliseconds(row) for row in report.rows if not row.straggler_us]
-    return markdown(rows, README, notes=False)
+    return readme_of(report, README)
 
 
 def run(settings: Mapping[str, object]) -> int:

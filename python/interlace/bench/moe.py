@@ -25,11 +25,12 @@ from interlace import functional
 from interlace.reference import chunk_range
 
 from .decoders import dtype_name
-from .layer import milliseconds, sums
-from .output import Column, markdown
+from .layer import sums
+from .output import Column
 from .row import Report
 from .session import Session, size_of
 from .shapes import architecture_of, dtypes_of
+from .steps import README_AGAINST, README_STEP, against, readme_of, step
 from .verdict import relative_error
 
 __all__ = ["COLUMNS", "DEVICES", "ExpertSizes", "MoeCase", "Routed", "cases", "readme", "run"]
@@ -42,34 +43,20 @@ COLUMNS = [
     Column("of", "case", width=26),
     Column("tokens", "tokens", "{}", 6),
     Column("dtype", "dtype", width=8),
-    Column("us", "fused_us", "{:.1f}"),
-    Column("p95", "p95_us", "{:.1f}"),
-    Column("tokens/s", "tokens_per_second", "{:,.0f}"),
-    Column("TFLOP/s", "tflops", "{:.3f}", 7),
-    Column("compute", "compute_us", "{:.1f}"),
-    Column("coll.", "collective_us", "{:.1f}", 8),
-    Column("exposed", "exposed_us", "{:.1f}", 8),
-    Column("share", "exposed_share", "{:.1%}", 6),
-    Column("overlap", "overlap_efficiency", "{:.2f}", 7),
-    Column("comm", "communication_ratio", "{:.3f}", 6),
+    *step("{:.1f}"),
     Column("moved MB", "moved_mb", "{:.2f}", 8),
     Column("imbalance", "imbalance", "{:.2f}"),
-    Column("torch us", "baseline_us", "{:.1f}"),
-    Column("x torch", "speedup", "{:.2f}", 7),
+    *against("{:.1f}")[:2],  # nobody else splits experts like that
 ]
 
 
 README = [
     Column("split", "op"),
     Column("of", "case"),
-    Column("dtype", "dtype"),
-    Column("tokens", "tokens", "{:,}"),
-    Column("ms", "milliseconds", "{:.2f}"),
-    Column("tokens/s", "tokens_per_second", "{:,.0f}"),
-    Column("of it exposed", "exposed_share", "{:.1%}"),
+    *README_STEP,
     Column("moved MB", "moved_mb", "{:.2f}"),
     Column("imbalance", "imbalance", "{:.2f}"),
-    Column("x torch", "speedup", "{:.2f}"),
+    *README_AGAINST[:1],
 ]
 
 
@@ -389,8 +376,7 @@ def one(session: Session, case: MoeCase) -> None:
 
 def readme(report: Report) -> str:
     """A line per split and size."""
-    rows = [milliseconds(row) for row in report.rows if not row.straggler_us]
-    return markdown(rows, README, notes=False)
+    return readme_of(report, README)
 
 
 def run(settings: Mapping[str, object]) -> int:

@@ -32,12 +32,12 @@ from .decoders import (
     split_by_torch,
     step_of,
 )
-from .layer import milliseconds
-from .output import Column, markdown
+from .output import Column
 from .prediction import Prediction, predictions
 from .row import Report
 from .session import Session, size_of
 from .shapes import dtypes_of
+from .steps import readme_of
 from .summary import Timings
 from .verdict import relative_error
 
@@ -378,8 +378,7 @@ def _predicted(
 
 def readme(report: Report) -> str:
     """A line per mode and world; one that has more ranks than cores says so."""
-    rows = [milliseconds(row) for row in report.rows if not row.straggler_us]
-    return markdown(rows, README)
+    return readme_of(report, README, notes=True)
 
 
 def run(settings: Mapping[str, object]) -> int:
